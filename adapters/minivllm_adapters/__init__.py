@@ -1,0 +1,1 @@
+"""Adapters: minivllm-plugin behind the interfaces of other frameworks. LiteLLM for now."""

@@ -1,0 +1,82 @@
+"""The operations a decoder needs, one public function each, over interchangeable backends.
+
+Callers import from here and never from a backend. :mod:`minivllm_kernels.dispatch` picks the backend of an op once per
+device; ``explain()`` says which and why. Offsets are int64. Nothing here moves data between devices.
+
+Shapes: ``T`` tokens of all sequences of a batch side by side, ``B`` sequences, ``H`` query heads, ``K`` key/value heads,
+``D`` head size. KV caches are ``[num_blocks, block_size, K, D]``.
+"""
+
+from torch import Tensor
+
+from minivllm_kernels.dispatch import explain, implementation
+from minivllm_kernels.metadata import AttentionMetadata
+
+__all__ = [
+    "OPS",
+    "AttentionMetadata",
+    "add_rms_norm",
+    "argmax",
+    "attention",
+    "embedding",
+    "explain",
+    "linear",
+    "rms_norm",
+    "rotary",
+    "silu_and_mul",
+    "store_kv",
+]
+
+OPS = ("embedding", "linear", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "store_kv", "attention", "argmax")
+
+
+def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
+    """Rows of ``weight [V, C]`` for ``token_ids [T]`` (int64) -> ``[T, C]``."""
+    return implementation("embedding", weight.device.type)(token_ids, weight)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x [T, in] @ weight [out, in].T + bias [out]`` -> ``[T, out]``."""
+    return implementation("linear", x.device.type)(x, weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm over the last dimension, computed in float32, result in ``x.dtype`` (Zhang & Sennrich 2019)."""
+    return implementation("rms_norm", x.device.type)(x, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """``s = x + residual`` -> ``(rms_norm(s), s)``; both ``[T, C]``. The inputs are not written."""
+    return implementation("add_rms_norm", x.device.type)(x, residual, weight, eps)
+
+
+def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate ``q [T, H, D]`` and ``k [T, K, D]`` by position, NeoX style: dimension i pairs with i + D/2 (Su et al. 2021).
+
+    ``positions [T]`` int64; ``cos_sin [max_positions, D]`` float32 holds cos in its first half, sin in its second.
+    """
+    return implementation("rotary", q.device.type)(q, k, positions, cos_sin)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """``[T, 2 * I]`` -> ``silu(first half) * second half`` ``[T, I]`` (Shazeer 2020)."""
+    return implementation("silu_and_mul", gate_up.device.type)(gate_up)
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write ``k, v [T, K, D]`` to slots ``slot_mapping [T]`` (int64, block * block_size + offset). Negative slots are skipped."""
+    implementation("store_kv", k.device.type)(k, v, k_cache, v_cache, slot_mapping)
+
+
+def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    """Causal attention of ``q [T, H, D]`` over the paged cache -> ``[T, H, D]``.
+
+    The keys and values of this batch are already stored. Row t of sequence b attends to positions 0..its own, read through
+    ``metadata.block_tables``; slots past the sequence are never read. Query head h uses KV head ``h // (H // K)``.
+    """
+    return implementation("attention", q.device.type)(q, k_cache, v_cache, metadata, scale)
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Index of the largest value of each row of ``[S, V]`` -> ``[S]`` int64; the lowest index wins a tie."""
+    return implementation("argmax", logits.device.type)(logits)

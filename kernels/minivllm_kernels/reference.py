@@ -1,0 +1,132 @@
+"""Every op in plain torch: the oracle of the kernel tests, and the path of last resort on any device.
+
+Rows of one sequence never depend on the others in the batch. Slots that were never written are never read, so a fresh
+cache may hold anything, NaN included.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minivllm_kernels.metadata import AttentionMetadata
+
+__all__ = [
+    "add_rms_norm",
+    "argmax",
+    "attention",
+    "embedding",
+    "linear",
+    "rms_norm",
+    "rotary",
+    "silu_and_mul",
+    "store_kv",
+]
+
+# Decode rows are gathered into one padded tensor until this many bytes of keys; longer batches go in groups.
+GATHER_LIMIT_BYTES = 64 * 2**20
+
+
+def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
+    return F.embedding(token_ids, weight)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return (wide * scale).to(x.dtype) * weight
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    live = slot_mapping >= 0
+    if not bool(live.all()):
+        k, v, slot_mapping = k[live], v[live], slot_mapping[live]
+    k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, slot_mapping, k.to(k_cache.dtype))
+    v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slot_mapping, v.to(v_cache.dtype))
+
+
+def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    plan = metadata.scratch.get("reference")
+    if plan is None:
+        bytes_per_token = k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
+        plan = metadata.scratch["reference"] = _plan(metadata, q.device, bytes_per_token)
+    keys, values = k_cache.view(-1, *k_cache.shape[2:]), v_cache.view(-1, *v_cache.shape[2:])
+    out = torch.empty_like(q)
+    for rows, slots, mask in plan:
+        # [n, Q, H, D] against [n, S, K, D]: n sequences with the same number Q of new tokens.
+        count, width = slots.shape
+        query = q[rows].view(count, -1, *q.shape[1:]).transpose(1, 2)
+        key = keys[slots.view(-1)].view(count, width, *keys.shape[1:]).transpose(1, 2).to(q.dtype)
+        value = values[slots.view(-1)].view(count, width, *values.shape[1:]).transpose(1, 2).to(q.dtype)
+        result = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
+        out[rows] = result.transpose(1, 2).reshape(-1, *q.shape[1:])
+    return out
+
+
+def argmax(logits: Tensor) -> Tensor:
+    return logits.argmax(dim=-1)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def _plan(metadata: AttentionMetadata, device: torch.device, bytes_per_token: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Groups of sequences that can share one SDPA call: all decode rows together (in bounded groups), each prefill alone."""
+    starts, start = [], 0
+    for length in metadata.query_lens:
+        starts.append(start)
+        start += length
+    decodes = [b for b, length in enumerate(metadata.query_lens) if length == 1]
+    prefills = [[b] for b, length in enumerate(metadata.query_lens) if length > 1]
+    groups = [*_bounded(decodes, metadata.seq_lens, max(1, GATHER_LIMIT_BYTES // bytes_per_token)), *prefills]
+    return [_group(members, starts, metadata, device) for members in groups]
+
+
+def _bounded(members: list[int], seq_lens: tuple[int, ...], max_tokens: int) -> list[list[int]]:
+    """Split by length, so that a long neighbour does not pad a short one, and by size."""
+    groups: list[list[int]] = []
+    longest = 0
+    for b in sorted(members, key=lambda member: -seq_lens[member]):
+        if not groups or seq_lens[b] * 2 < longest or (len(groups[-1]) + 1) * longest > max_tokens:
+            groups.append([])
+            longest = seq_lens[b]
+        groups[-1].append(b)
+    return groups
+
+
+def _group(
+    members: list[int], starts: list[int], metadata: AttentionMetadata, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    new = metadata.query_lens[members[0]]
+    lengths = torch.tensor([metadata.seq_lens[b] for b in members], device=device)
+    width = int(max(metadata.seq_lens[b] for b in members))
+    positions = torch.arange(width, device=device).expand(len(members), width)
+    # Padding columns point at the sequence's last token: a slot that is written, and masked below.
+    readable = torch.minimum(positions, lengths.unsqueeze(1) - 1)
+    tables = metadata.block_tables[members]
+    blocks = tables.gather(1, readable // metadata.block_size)
+    slots = blocks * metadata.block_size + readable % metadata.block_size
+    query_positions = lengths.unsqueeze(1) - new + torch.arange(new, device=device)
+    mask = positions.unsqueeze(1) <= query_positions.unsqueeze(2)
+    rows = torch.tensor([starts[b] + i for b in members for i in range(new)], device=device)
+    return rows, slots, mask.unsqueeze(1)
