@@ -1,7 +1,7 @@
 """What a caller may ask of one request's decoding. Frozen and validated on construction; knows no model.
 
 Names, defaults and meanings are vLLM's ``SamplingParams`` where both have the field. Bounds that need the model
-(vocabulary, context window) are checked at admission by :mod:`minivllm_plugin.serving.admission`.
+(vocabulary, context window) are checked at admission by :mod:`minivllm_plugin.engine.admission`.
 """
 
 import math

@@ -1,0 +1,267 @@
+"""The pool of KV blocks: who holds which, which are free, and which can be found again by their content.
+
+Sole owner of reference counts, free queue and prefix index. Only the Scheduler calls it, on the engine thread. It counts
+blocks and compares tokens; the K/V themselves are the runner's.
+
+A block enters the index when it is full **and** computed (:meth:`BlockManager.commit`). Its key chains over parent key,
+tokens and salt; since a 64-bit key can collide, a hit also needs equal tokens and the same parent *entry*. Entry numbers
+are never reused, so a child of an evicted entry cannot be mistaken for a child of its successor.
+
+A freed block stays findable until it is taken for something else: oldest first, and within one sequence the deepest block
+first, since a prefix is worth more than its continuation.
+"""
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence as SequenceABC
+from dataclasses import dataclass
+
+import xxhash
+
+from minivllm_plugin.engine.sequence import Sequence
+from minivllm_plugin.errors import ConfigError
+
+__all__ = ["Block", "BlockManager", "PoolStatistics"]
+
+ROOT_ENTRY = None
+CUT_CHAIN = -1
+
+
+@dataclass(slots=True)
+class Block:
+    """One KV block. ``entry_id`` is set exactly while the prefix index points here."""
+
+    block_id: int
+    ref_count: int = 0
+    key: int | None = None
+    entry_id: int | None = None
+    parent_entry: int | None = ROOT_ENTRY
+    salt: str | None = None
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class PoolStatistics:
+    """Totals since start, in tokens and blocks."""
+
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    stored_blocks: int = 0
+    evicted_blocks: int = 0
+
+
+class BlockManager:
+    """Allocates blocks to sequences, shares equal prefixes, takes blocks back.
+
+    Args:
+        num_blocks: blocks in the pool, at least 1.
+        block_size: tokens per block, at least 1. The one place where this number lives.
+        enable_prefix_caching: False keeps every block private.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
+        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.blocks = [Block(i) for i in range(num_blocks)]
+        self.hash_to_block_id: dict[int, int] = {}
+        self.statistics = PoolStatistics()
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._next_entry_id = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._free)
+
+    @property
+    def free_block_ids(self) -> list[int]:
+        """Free blocks in the order in which they will be taken."""
+        return list(self._free)
+
+    @property
+    def used_block_ids(self) -> set[int]:
+        return {block.block_id for block in self.blocks if block.ref_count > 0}
+
+    def blocks_needed(self, num_tokens: int) -> int:
+        """Blocks that hold ``num_tokens`` tokens."""
+        return (num_tokens + self.block_size - 1) // self.block_size
+
+    def compute_hash(self, token_ids: SequenceABC[int], parent_key: int | None = None, salt: str | None = None) -> int:
+        """64-bit chain key (xxh3) of one full block after ``parent_key``; the salt enters at the root and so in every child."""
+        digest = xxhash.xxh3_64()
+        if parent_key is not None:
+            digest.update(parent_key.to_bytes(8, "little"))
+        elif salt is not None:
+            digest.update(b"salt:" + salt.encode("utf-8", "surrogatepass"))
+        digest.update(array("q", token_ids).tobytes())
+        return digest.intdigest()
+
+    # --- a sequence enters ---------------------------------------------------------------------------------------
+
+    def find_prefix(self, seq: Sequence) -> list[Block]:
+        """The longest run of indexed blocks, from the first one on, that equals the start of ``seq``.
+
+        At least one token is always left to compute: its logits are what the next token is sampled from.
+        """
+        hits: list[Block] = []
+        if not self.enable_prefix_caching:
+            return hits
+        parent = ROOT_ENTRY
+        for index in range((seq.num_tokens - 1) // self.block_size):
+            block_id = self.hash_to_block_id.get(self._key(seq, index))
+            if block_id is None:
+                break
+            block = self.blocks[block_id]
+            if not self._same(block, seq, index, parent):
+                break
+            hits.append(block)
+            parent = block.entry_id
+        return hits
+
+    def can_allocate(self, seq: Sequence, prefix: list[Block] | None = None, reserve: int = 0) -> bool:
+        """Whether all tokens of ``seq`` can get a block now, with ``reserve`` blocks left over."""
+        prefix = self.find_prefix(seq) if prefix is None else prefix
+        revived = sum(1 for block in prefix if block.ref_count == 0)
+        return self.blocks_needed(seq.num_tokens) - len(prefix) + revived + reserve <= len(self._free)
+
+    def allocate(self, seq: Sequence, prefix: list[Block] | None = None) -> None:
+        """Give ``seq`` blocks for all its tokens, shared ones first, and set what is already computed.
+
+        ``prefix`` is the result of :meth:`find_prefix` with nothing allocated since. Call only if :meth:`can_allocate`.
+        """
+        assert not seq.block_table, "a sequence is allocated once, and again only after deallocate()"
+        prefix = self.find_prefix(seq) if prefix is None else prefix
+        for block in prefix:  # before any block is taken: a hit in the free queue must not be handed out as fresh
+            if block.ref_count == 0:
+                del self._free[block.block_id]
+            block.ref_count += 1
+            seq.block_table.append(block.block_id)
+        for _ in range(self.blocks_needed(seq.num_tokens) - len(prefix)):
+            seq.block_table.append(self._take())
+        cached = len(prefix) * self.block_size
+        seq.num_cached_tokens = seq.num_computed_tokens = cached
+        seq.num_hashed_blocks = len(prefix)
+        seq.prefix_entry = prefix[-1].entry_id if prefix else ROOT_ENTRY
+        self.statistics.queried_tokens += seq.num_tokens
+        self.statistics.hit_tokens += cached
+
+    # --- it grows --------------------------------------------------------------------------------------------------
+
+    def can_append(self, seq: Sequence) -> bool:
+        """Whether :meth:`append` will succeed: every token of ``seq`` has a slot, or one more block is free."""
+        return self.blocks_needed(seq.num_tokens) - len(seq.block_table) <= min(1, len(self._free))
+
+    def append(self, seq: Sequence) -> None:
+        """Make sure that the newest token of ``seq`` has a slot. Call only if :meth:`can_append`."""
+        if self.blocks_needed(seq.num_tokens) > len(seq.block_table):
+            seq.block_table.append(self._take())
+
+    def commit(self, seq: Sequence) -> None:
+        """Enter the blocks of ``seq`` that are full and computed into the index. Call once their K/V are written."""
+        if not self.enable_prefix_caching:
+            return
+        while seq.num_hashed_blocks < seq.num_computed_tokens // self.block_size and seq.prefix_entry != CUT_CHAIN:
+            index = seq.num_hashed_blocks
+            key = self._key(seq, index)
+            known = self.hash_to_block_id.get(key)
+            if known is None:
+                seq.prefix_entry = self._store(seq, index, key)
+            elif self._same(self.blocks[known], seq, index, seq.prefix_entry):
+                # Somebody computed the same block first; ours stays private, the chain goes on from theirs.
+                seq.prefix_entry = self.blocks[known].entry_id
+            else:
+                seq.prefix_entry = CUT_CHAIN  # a collision: nothing below could be verified
+                return
+            seq.num_hashed_blocks += 1
+
+    # --- it leaves -------------------------------------------------------------------------------------------------
+
+    def deallocate(self, seq: Sequence) -> None:
+        """Take back all blocks of ``seq``, deepest first. Harmless when it holds none."""
+        for block_id in reversed(seq.block_table):
+            block = self.blocks[block_id]
+            block.ref_count -= 1
+            assert block.ref_count >= 0, f"block {block_id} released more often than held"
+            if block.ref_count == 0:
+                self._free[block_id] = None
+        seq.block_table.clear()
+        seq.num_computed_tokens = 0
+        seq.num_hashed_blocks = 0
+        seq.prefix_entry = ROOT_ENTRY
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every indexed block; held blocks stay with their holders. Returns how many entries were dropped."""
+        entries = list(self.hash_to_block_id.values())
+        for block_id in entries:
+            self._forget(self.blocks[block_id])
+        return len(entries)
+
+    # --- invariants ------------------------------------------------------------------------------------------------
+
+    def check_integrity(self, holders: Iterable[Sequence]) -> None:
+        """Raise AssertionError unless counts, free queue and index agree with the block tables of ``holders``."""
+        held = Counter(block_id for seq in holders for block_id in seq.block_table)
+        for seq in holders:
+            assert len(set(seq.block_table)) == len(seq.block_table), f"{seq!r} lists a block twice"
+        for block in self.blocks:
+            assert block.ref_count == held[block.block_id], f"{block} is held {held[block.block_id]} times"
+            assert (block.ref_count == 0) == (block.block_id in self._free), f"{block} is both held and free, or neither"
+            assert (block.entry_id is None) == (block.key is None), f"{block} is half indexed"
+            if block.key is not None:
+                assert self.hash_to_block_id.get(block.key) == block.block_id, f"{block} is not where the index looks"
+                assert len(block.token_ids) == self.block_size, f"{block} is indexed but not full"
+        indexed = sum(1 for block in self.blocks if block.key is not None)
+        assert indexed == len(self.hash_to_block_id), "the index points at a block that forgot its key"
+
+    # --- helpers ---------------------------------------------------------------------------------------------------
+
+    def _key(self, seq: Sequence, index: int) -> int:
+        keys = seq.block_keys
+        while len(keys) <= index:
+            start = len(keys) * self.block_size
+            tokens = seq.token_ids[start : start + self.block_size]
+            keys.append(self.compute_hash(tokens, keys[-1] if keys else None, seq.cache_salt))
+        return keys[index]
+
+    def _same(self, block: Block, seq: Sequence, index: int, parent_entry: int | None) -> bool:
+        start = index * self.block_size
+        return (
+            block.entry_id is not None
+            and block.parent_entry == parent_entry
+            and block.salt == seq.cache_salt
+            and block.token_ids == tuple(seq.token_ids[start : start + self.block_size])
+        )
+
+    def _store(self, seq: Sequence, index: int, key: int) -> int:
+        block = self.blocks[seq.block_table[index]]
+        start = index * self.block_size
+        block.key = key
+        block.entry_id = self._next_entry_id
+        block.parent_entry = seq.prefix_entry
+        block.salt = seq.cache_salt
+        block.token_ids = tuple(seq.token_ids[start : start + self.block_size])
+        self._next_entry_id += 1
+        self.hash_to_block_id[key] = block.block_id
+        self.statistics.stored_blocks += 1
+        return block.entry_id
+
+    def _take(self) -> int:
+        block_id, _ = self._free.popitem(last=False)
+        block = self.blocks[block_id]
+        if block.key is not None:
+            self._forget(block)
+            self.statistics.evicted_blocks += 1
+        block.ref_count = 1
+        return block_id
+
+    def _forget(self, block: Block) -> None:
+        assert block.key is not None
+        del self.hash_to_block_id[block.key]
+        block.key = block.entry_id = block.parent_entry = block.salt = None
+        block.token_ids = ()

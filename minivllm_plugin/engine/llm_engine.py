@@ -1,0 +1,143 @@
+"""One scheduler and one runner, advanced a step at a time. Pure Python, no thread of its own, no text.
+
+``schedule -> run -> postprocess``: what a step produced is returned as plain records. The serving layer drives this from
+its engine thread; tests and researchers drive it by hand.
+"""
+
+from collections.abc import Callable, Iterable, Sequence as SequenceABC
+from dataclasses import dataclass
+from typing import Protocol
+
+from minivllm_plugin.engine.admission import Limits, check_request
+from minivllm_plugin.engine.scheduler import Scheduler
+from minivllm_plugin.engine.sequence import FinishReason, Sequence
+from minivllm_plugin.errors import EngineError, InvalidRequestError
+from minivllm_plugin.sampling_parameters import SamplingParams
+
+__all__ = ["EngineStalledError", "LLMEngine", "RequestProgress", "Runner", "StepOutput"]
+
+
+class EngineStalledError(EngineError):
+    """There is work, but the scheduler can run none of it: a bug, reported instead of spinning."""
+
+
+class Runner(Protocol):
+    """Computes one batch. The engine's only view of a model."""
+
+    def run(self, seqs: list[Sequence], is_prefill: bool) -> list[int]:
+        """One next token per sequence, or ``FAILED_TOKEN``. For each, tokens ``num_computed_tokens`` and the following
+        ``num_scheduled_tokens`` are computed; the result of one that is not computed to its end is ignored."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestProgress:
+    """What one step did for one request: at most one token, and perhaps the end."""
+
+    request_id: str
+    token_id: int | None
+    finish_reason: FinishReason | None
+    stop_reason: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step did. ``progress`` holds only requests that gained a token or ended."""
+
+    batch: tuple[Sequence, ...]
+    is_prefill: bool
+    num_tokens: int
+    progress: tuple[RequestProgress, ...]
+
+
+NOTHING = StepOutput((), False, 0, ())
+
+
+class LLMEngine:
+    """Turns prompts into tokens, a batch at a time.
+
+    Args:
+        scheduler: owns the queues and the pool.
+        runner: computes batches; shares the scheduler's block geometry.
+        limits: vocabulary and window that requests are checked against.
+        encode: text -> token ids; without it only token ids are taken.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, limits: Limits, encode: Callable[[str], list[int]] | None = None
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.limits = limits
+        self._encode = encode
+
+    def add_prompt(
+        self,
+        prompt: str | SequenceABC[int],
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Sequence:
+        """Tokenise and check a prompt, and put it into ``waiting``.
+
+        Raises:
+            InvalidRequestError, ContextWindowExceededError: before anything is queued.
+        """
+        if isinstance(prompt, str):
+            if self._encode is None:
+                raise InvalidRequestError("this engine has no tokenizer; pass token ids instead of text")
+            prompt = self._encode(prompt)
+        params = sampling_params if sampling_params is not None else SamplingParams()
+        check_request(prompt, params, self.limits)
+        window = min(self.limits.max_model_len, params.max_model_length or self.limits.max_model_len)
+        sequence = Sequence(
+            prompt,
+            sampling_params=params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            max_model_length=window,
+        )
+        self.scheduler.add_sequence(sequence)
+        return sequence
+
+    def step(self) -> StepOutput:
+        """Run one batch. Returns an empty output, of the same shape, when there is nothing to do.
+
+        Raises:
+            EngineStalledError: there is work but no batch.
+        """
+        batch, is_prefill = self.scheduler.schedule()
+        if not batch:
+            if not self.scheduler.is_finished():
+                raise EngineStalledError(
+                    f"{len(self.scheduler.waiting)} waiting and {len(self.scheduler.running)} running requests, but none can be scheduled"
+                )
+            return NOTHING
+        num_tokens = sum(seq.num_scheduled_tokens for seq in batch)
+        token_ids = self.runner.run(batch, is_prefill)
+        lengths = [seq.num_tokens for seq in batch]
+        self.scheduler.postprocess(batch, token_ids)
+        progress = tuple(
+            RequestProgress(
+                seq.request_id or "", seq.last_token if seq.num_tokens > length else None, seq.finish_reason, seq.stop_reason
+            )
+            for seq, length in zip(batch, lengths, strict=True)
+            if seq.num_tokens > length or seq.is_finished
+        )
+        return StepOutput(tuple(batch), is_prefill, num_tokens, progress)
+
+    def abort(self, request_id: str) -> Sequence | None:
+        """End a live request now; unknown ids are ignored."""
+        return self.scheduler.abort(request_id)
+
+    def generate(
+        self, prompts: Iterable[str | SequenceABC[int]], sampling_params: SamplingParams | None = None
+    ) -> list[list[int]]:
+        """Run all prompts to their ends; completion token ids in the order of the prompts."""
+        sequences = [self.add_prompt(prompt, sampling_params) for prompt in prompts]
+        while not all(seq.is_finished for seq in sequences):
+            self.step()
+        return [seq.completion_token_ids for seq in sequences]

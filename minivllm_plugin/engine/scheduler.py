@@ -1,0 +1,347 @@
+"""Which sequences run in the next step, with how many tokens each, and what becomes of them afterwards.
+
+Owns the order of ``waiting`` and ``running``; alone writes to sequences and calls the BlockManager. Single-threaded: the
+engine thread calls it. Knows nothing of torch, text or time.
+
+Two modes. Built with the five classic arguments it alternates: a prefill batch while anybody can be admitted, else a decode
+batch. With ``enable_chunked_prefill`` every step is a mixed batch under one token budget: first one token for each decoding
+sequence, then the rest of the budget for prompts, cut where it ends. In both, preemption is by recompute, and a sequence
+is never dropped: it sits in exactly one of the two queues until it is finished.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Collection, Sequence as SequenceABC
+from typing import Literal
+
+from minivllm_plugin.engine.admission import check_integer, check_prompt_fits
+from minivllm_plugin.engine.block_manager import BlockManager
+from minivllm_plugin.engine.sequence import FAILED_TOKEN, FinishReason, Sequence, SequenceStatus
+from minivllm_plugin.errors import ConfigError, InvalidRequestError
+
+__all__ = ["SchedulingPolicy", "Scheduler"]
+
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+class Scheduler:
+    """Token-level batch scheduler over a paged KV pool.
+
+    Args:
+        max_num_sequences: most sequences that run at once.
+        max_num_batched_tokens: most tokens computed in one step; cached tokens do not count.
+        max_cached_blocks: blocks in the KV pool.
+        block_size: tokens per block.
+        eos: token id that ends a sequence unless it ignores EOS.
+        end_token_ids: further ids that end it in the same way (a chat model may have several).
+        enable_chunked_prefill: mixed batches, prompts computed in pieces.
+        enable_prefix_caching: reuse blocks whose tokens and history are equal.
+        policy: ``fcfs``, or ``priority`` (smaller ``Sequence.priority`` first, then arrival; the victim is the opposite end).
+
+    Raises:
+        ConfigError: naming the argument, its value and the limit.
+    """
+
+    def __init__(
+        self,
+        max_num_sequences: int,
+        max_num_batched_tokens: int,
+        max_cached_blocks: int,
+        block_size: int,
+        eos: int,
+        *,
+        end_token_ids: Collection[int] = (),
+        enable_chunked_prefill: bool = False,
+        enable_prefix_caching: bool = True,
+        policy: SchedulingPolicy = "fcfs",
+    ) -> None:
+        check_integer("max_num_sequences", max_num_sequences, at_least=1)
+        check_integer("max_num_batched_tokens", max_num_batched_tokens, at_least=1)
+        check_integer("max_cached_blocks", max_cached_blocks, at_least=1)
+        if policy not in ("fcfs", "priority"):
+            raise ConfigError(f"policy must be 'fcfs' or 'priority', got {policy!r}")
+        self.max_num_sequences = max_num_sequences
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.eos = eos
+        self.end_token_ids = frozenset({eos, *end_token_ids})
+        self.enable_chunked_prefill = enable_chunked_prefill
+        self.policy = policy
+        self.block_manager = BlockManager(max_cached_blocks, block_size, enable_prefix_caching=enable_prefix_caching)
+        self.waiting: deque[Sequence] = deque()
+        self.running: deque[Sequence] = deque()
+        self.num_steps = 0
+        self.num_preemptions = 0
+        self._live: dict[str, Sequence] = {}
+        self._arrivals: dict[str, int] = {}
+        self._num_arrivals = 0
+
+    @property
+    def block_size(self) -> int:
+        return self.block_manager.block_size
+
+    @property
+    def num_live_sequences(self) -> int:
+        """Sequences in either queue."""
+        return len(self._live)
+
+    # --- in and out --------------------------------------------------------------------------------------------
+
+    def add_sequence(self, sequence: Sequence) -> None:
+        """Append ``sequence`` to ``waiting``.
+
+        Raises:
+            InvalidRequestError: its id is live, it was run before, or its block size is another than the pool's.
+            ContextWindowExceededError: its prompt can never be computed: more blocks than the pool has, or, without
+                chunked prefill, more tokens than one step may compute.
+        """
+        if sequence.status is not SequenceStatus.WAITING or sequence.block_table or sequence.request_id in self._live:
+            raise InvalidRequestError(f"request {sequence.request_id!r} is already in the engine; use a new id and a new Sequence")
+        if sequence.block_size not in (None, self.block_size):
+            raise InvalidRequestError(
+                f"block_size={sequence.block_size} of the sequence differs from the scheduler's {self.block_size}; leave it out"
+            )
+        check_prompt_fits(
+            sequence.num_tokens,
+            num_blocks=self.block_manager.num_blocks,
+            block_size=self.block_size,
+            max_num_batched_tokens=None if self.enable_chunked_prefill else self.max_num_batched_tokens,
+        )
+        if sequence.request_id is None:
+            sequence.request_id = f"request-{self._num_arrivals}"
+        sequence.block_size = self.block_size
+        self._live[sequence.request_id] = sequence
+        self._arrivals[sequence.request_id] = self._num_arrivals
+        self._num_arrivals += 1
+        self._enqueue(sequence)
+
+    def abort(self, request_id: str) -> Sequence | None:
+        """End a live sequence in whatever state it is and free its blocks. Unknown ids are ignored."""
+        sequence = self._live.get(request_id)
+        if sequence is not None:
+            self._finish(sequence, "abort")
+        return sequence
+
+    def is_finished(self) -> bool:
+        """True when both queues are empty."""
+        return not self.waiting and not self.running
+
+    def get(self, request_id: str) -> Sequence | None:
+        """The live sequence with this id."""
+        return self._live.get(request_id)
+
+    # --- one step ----------------------------------------------------------------------------------------------
+
+    def schedule(self) -> tuple[list[Sequence], bool]:
+        """Choose the next batch.
+
+        Returns:
+            The sequences, each with ``num_scheduled_tokens`` >= 1, and whether any prompt token is computed (or computed
+            again after a preemption). Empty only when both queues are empty.
+        """
+        self.num_steps += 1
+        for sequence in self.running:
+            sequence.num_scheduled_tokens = 0
+        if self.enable_chunked_prefill:
+            batch = self._schedule_mixed()
+        else:
+            batch = self._schedule_prefill() or self._schedule_decode()
+        return batch, any(_computes_prompt(sequence) for sequence in batch)
+
+    def postprocess(self, seqs: SequenceABC[Sequence], token_ids: SequenceABC[int]) -> None:
+        """Take in what the runner computed: one sampled token per sequence of the preceding :meth:`schedule`.
+
+        The token of a sequence that is only partly prefilled, or that was aborted meanwhile, is ignored.
+        ``FAILED_TOKEN`` ends its sequence with reason ``error``.
+        """
+        if len(seqs) != len(token_ids):
+            raise ValueError(f"{len(seqs)} sequences but {len(token_ids)} tokens")
+        for sequence, token_id in zip(seqs, token_ids, strict=True):
+            if sequence.status is not SequenceStatus.RUNNING or not sequence.num_scheduled_tokens:
+                continue
+            sequence.num_computed_tokens += sequence.num_scheduled_tokens
+            sequence.num_scheduled_tokens = 0
+            self.block_manager.commit(sequence)
+            if sequence.num_uncomputed_tokens:
+                continue
+            if token_id == FAILED_TOKEN:
+                self._finish(sequence, "error")
+                continue
+            sequence.append_token(token_id)
+            reason = self._end_reason(sequence, token_id)
+            if reason is not None:
+                self._finish(sequence, reason)
+
+    def preempt(self, seq: Sequence) -> None:
+        """Move a running sequence to the front of ``waiting`` and free its blocks; it is computed again when it returns.
+
+        Its full blocks stay in the prefix index, so what nobody takes meanwhile is not computed twice. Under the
+        ``priority`` policy it returns to its place in that order.
+        """
+        self.running.remove(seq)
+        self.block_manager.deallocate(seq)
+        seq.status = SequenceStatus.WAITING
+        seq.num_scheduled_tokens = 0
+        seq.num_preemptions += 1
+        self.num_preemptions += 1
+        if self.policy == "fcfs":
+            self.waiting.appendleft(seq)
+        else:
+            self._enqueue(seq)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless queues, live ids and blocks agree. For tests and debugging: O(pool)."""
+        queued = [*self.waiting, *self.running]
+        assert len({id(seq) for seq in queued}) == len(queued), "a sequence is queued twice"
+        assert {seq.request_id for seq in queued} == set(self._live), "a live sequence is in no queue"
+        assert set(self._arrivals) == set(self._live), "an arrival number was left behind"
+        assert len(self.running) <= self.max_num_sequences, "more sequences run than allowed"
+        for seq in self.waiting:
+            assert seq.status is SequenceStatus.WAITING, f"{seq!r} waits in another state"
+            assert not seq.block_table, f"{seq!r} waits but holds blocks"
+        for seq in self.running:
+            assert seq.status is SequenceStatus.RUNNING, f"{seq!r} runs in another state"
+            assert 0 <= seq.num_computed_tokens < seq.num_tokens, f"{seq!r} has nothing left to compute"
+            assert len(seq.block_table) >= self.block_manager.blocks_needed(seq.num_computed_tokens), f"{seq!r} lacks blocks"
+        self.block_manager.check_integrity(self.running)
+
+    # --- phases ------------------------------------------------------------------------------------------------
+
+    def _schedule_mixed(self) -> list[Sequence]:
+        batch: list[Sequence] = []
+        budget = self.max_num_batched_tokens
+        preemptions = self.num_preemptions
+        order = self._least_recently_scheduled()
+        decodes_left = sum(1 for seq in order if seq.num_uncomputed_tokens == 1)
+        for seq in order:
+            if not budget:
+                break
+            if seq.status is not SequenceStatus.RUNNING:  # preempted for one that came before it in this very step
+                continue
+            if seq.num_uncomputed_tokens == 1:
+                decodes_left -= 1
+                tokens = 1 if self._make_room(seq) else 0
+            else:
+                tokens = min(seq.num_uncomputed_tokens, max(1, budget - decodes_left))
+            if tokens:
+                self._grant(seq, tokens, batch)
+                budget -= tokens
+        if self.num_preemptions == preemptions:  # whoever was just put out would only come straight back
+            self._admit(batch, budget, chunk=True, keep_free=len(self.running))
+        return batch
+
+    def _schedule_prefill(self) -> list[Sequence]:
+        batch: list[Sequence] = []
+        budget = self.max_num_batched_tokens
+        for seq in self.running:  # only a recompute longer than the budget is ever left half done in this mode
+            if seq.num_uncomputed_tokens > 1 and budget:
+                tokens = min(seq.num_uncomputed_tokens, budget)
+                self._grant(seq, tokens, batch)
+                budget -= tokens
+        self._admit(batch, budget, chunk=False)
+        return batch
+
+    def _schedule_decode(self) -> list[Sequence]:
+        batch: list[Sequence] = []
+        for seq in self._least_recently_scheduled():
+            if len(batch) == self.max_num_batched_tokens:
+                break
+            if seq.status is SequenceStatus.RUNNING and self._make_room(seq):
+                self._grant(seq, 1, batch)
+        return batch
+
+    def _admit(self, batch: list[Sequence], budget: int, *, chunk: bool, keep_free: int = 0) -> None:
+        """Promote from the head of ``waiting``; stop at the first that does not fit, so that nobody overtakes it.
+
+        ``keep_free`` blocks are left for those who run, or the newcomer would be put out again a step later.
+        """
+        while self.waiting and budget and len(self.running) < self.max_num_sequences:
+            seq = self.waiting[0]
+            prefix = self.block_manager.find_prefix(seq)
+            if not self.block_manager.can_allocate(seq, prefix, reserve=keep_free):
+                return
+            tokens = seq.num_tokens - len(prefix) * self.block_size
+            if tokens > budget:
+                # A resumed sequence may have outgrown the budget; refusing to cut it would strand it.
+                if not chunk and (batch or tokens <= self.max_num_batched_tokens):
+                    return
+                tokens = budget
+            self.waiting.popleft()
+            self.block_manager.allocate(seq, prefix)
+            if seq.prompt_cached_tokens is None:
+                seq.prompt_cached_tokens = seq.num_cached_tokens
+            seq.status = SequenceStatus.RUNNING
+            self.running.append(seq)
+            self._grant(seq, tokens, batch)
+            budget -= tokens
+
+    def _make_room(self, seq: Sequence) -> bool:
+        """Give ``seq`` a slot for its newest token, preempting others; False if ``seq`` itself had to go."""
+        while not self.block_manager.can_append(seq):
+            victim = self._select_victim(seq)
+            self.preempt(victim)
+            if victim is seq:
+                return False
+        self.block_manager.append(seq)
+        return True
+
+    def _select_victim(self, needy: Sequence) -> Sequence:
+        """Among those not yet in this batch: the least recently scheduled, and of equals the one admitted last."""
+        candidates = [seq for seq in self.running if seq is not needy and not seq.num_scheduled_tokens]
+        if not candidates:
+            return needy
+        if self.policy == "priority":
+            return max([*candidates, needy], key=self._rank)
+        return min(reversed(candidates), key=lambda seq: seq.last_scheduled_step)
+
+    def _grant(self, seq: Sequence, tokens: int, batch: list[Sequence]) -> None:
+        seq.num_scheduled_tokens = tokens
+        seq.last_scheduled_step = self.num_steps
+        if seq.first_scheduled_step is None:
+            seq.first_scheduled_step = self.num_steps
+        batch.append(seq)
+
+    def _least_recently_scheduled(self) -> list[Sequence]:
+        """Running sequences, longest without a turn first; of equals, decodes before prompts, then by admission."""
+        return sorted(self.running, key=lambda seq: (seq.last_scheduled_step, seq.num_uncomputed_tokens > 1))
+
+    # --- endings and order -------------------------------------------------------------------------------------
+
+    def _end_reason(self, seq: Sequence, token_id: int) -> FinishReason | None:
+        params = seq.sampling_params
+        if seq.num_completion_tokens >= params.min_tokens:
+            if token_id in self.end_token_ids and not seq.ignore_eos:
+                return "stop"
+            if token_id in params.stop_token_ids:
+                seq.stop_reason = token_id
+                return "stop"
+        if seq.max_tokens is not None and seq.num_completion_tokens >= seq.max_tokens:
+            return "length"
+        if seq.max_model_length is not None and seq.num_tokens >= seq.max_model_length:
+            return "length"
+        if self.block_manager.blocks_needed(seq.num_tokens) > self.block_manager.num_blocks:
+            return "length"  # even alone in the pool its newest token would find no slot
+        return None
+
+    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
+        queue = self.running if seq.status is SequenceStatus.RUNNING else self.waiting
+        queue.remove(seq)
+        self.block_manager.deallocate(seq)
+        seq.status = SequenceStatus.FINISHED
+        seq.finish_reason = reason
+        assert seq.request_id is not None
+        del self._live[seq.request_id]
+        del self._arrivals[seq.request_id]
+
+    def _enqueue(self, seq: Sequence) -> None:
+        if self.policy == "fcfs":
+            self.waiting.append(seq)
+        else:
+            insort(self.waiting, seq, key=self._rank)
+
+    def _rank(self, seq: Sequence) -> tuple[int, int]:
+        assert seq.request_id is not None
+        return seq.priority, self._arrivals[seq.request_id]
+
+
+def _computes_prompt(seq: Sequence) -> bool:
+    return seq.num_scheduled_tokens > 1 or seq.num_computed_tokens < seq.num_prompt_tokens

@@ -1,0 +1,184 @@
+"""One request as the engine sees it: its tokens, how far they are computed, and the blocks that hold them.
+
+Written by the Scheduler and the BlockManager on the engine thread, by nobody else. Lengths are derived from the token
+list, so they cannot disagree with it. Text, stop strings and deadlines are not known here.
+"""
+
+from collections.abc import Sequence as SequenceABC
+from enum import Enum, auto
+from typing import Literal
+
+from minivllm_plugin.errors import InvalidRequestError
+from minivllm_plugin.sampling_parameters import SamplingParams
+
+__all__ = ["FAILED_TOKEN", "FinishReason", "Sequence", "SequenceStatus"]
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+# What a runner returns for a row that has no usable logits (NaN, everything masked): that request alone ends with "error".
+FAILED_TOKEN = -1
+
+
+class SequenceStatus(Enum):
+    """Where a sequence stands: in ``waiting``, in ``running``, or done."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class Sequence:
+    """A prompt and what was generated after it.
+
+    Args:
+        token_ids: the prompt, at least one token id >= 0; copied.
+        block_size: tokens per KV block; left out, the scheduler's own is taken on ``add_sequence``. A different one is refused there.
+        sampling_params: how to decode; default ``SamplingParams()``.
+        request_id: unique among live requests; left out, the scheduler numbers it.
+        priority: smaller runs first under the ``priority`` policy.
+        cache_salt: prefix blocks are shared only between requests with an equal salt.
+        max_model_length: overrides ``sampling_params.max_model_length``.
+
+    Raises:
+        InvalidRequestError: the prompt is empty or holds something that is not a token id.
+    """
+
+    __slots__ = (
+        "block_keys",
+        "block_size",
+        "block_table",
+        "cache_salt",
+        "finish_reason",
+        "first_scheduled_step",
+        "last_scheduled_step",
+        "max_model_length",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_hashed_blocks",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_scheduled_tokens",
+        "prefix_entry",
+        "priority",
+        "prompt_cached_tokens",
+        "request_id",
+        "sampling_params",
+        "status",
+        "stop_reason",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        token_ids: SequenceABC[int],
+        block_size: int | None = None,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        max_model_length: int | None = None,
+    ) -> None:
+        self.token_ids: list[int] = list(token_ids)
+        if not self.token_ids:
+            raise InvalidRequestError("the prompt is empty; pass at least one token")
+        for token in self.token_ids:
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise InvalidRequestError(f"token ids must be integers of at least 0, got {token!r}")
+        self.num_prompt_tokens = len(self.token_ids)
+        self.block_size = block_size
+        self.sampling_params = sampling_params if sampling_params is not None else SamplingParams()
+        self.max_model_length = max_model_length if max_model_length is not None else self.sampling_params.max_model_length
+        self.request_id = request_id
+        self.priority = priority
+        self.cache_salt = cache_salt
+
+        self.status = SequenceStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | None = None
+        self.num_computed_tokens = 0  # tokens whose K/V stand in the cache
+        self.num_scheduled_tokens = 0  # tokens given in the latest schedule()
+        self.num_cached_tokens = 0  # of the computed ones, found in the prefix cache at the latest admission
+        self.prompt_cached_tokens: int | None = None  # the same at the first admission: what a usage report shows
+        self.num_preemptions = 0
+        self.first_scheduled_step: int | None = None
+        self.last_scheduled_step = -1
+
+        # Owned by the BlockManager.
+        self.block_table: list[int] = []
+        self.block_keys: list[int] = []  # chain keys of the full blocks; depend on tokens and salt only
+        self.num_hashed_blocks = 0  # leading blocks that the index knows (or has an equal for)
+        self.prefix_entry: int | None = None  # index entry of the last of these; None at the root, -1 once the chain is cut
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt plus completion."""
+        return len(self.token_ids)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose K/V are missing; 1 for a sequence that is decoding."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def last_token(self) -> int:
+        return self.token_ids[-1]
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.token_ids[: self.num_prompt_tokens]
+
+    @property
+    def completion_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.sampling_params.max_tokens
+
+    @property
+    def ignore_eos(self) -> bool:
+        return self.sampling_params.ignore_eos
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that hold ``num_tokens``, the last one perhaps in part."""
+        size = self._known_block_size()
+        return (len(self.token_ids) + size - 1) // size
+
+    @property
+    def last_block_num_tokens(self) -> int:
+        return len(self.token_ids) - (self.num_blocks - 1) * self._known_block_size()
+
+    def block(self, index: int) -> list[int]:
+        """The token ids of logical block ``index`` (0 is the first); shorter than ``block_size`` only if it is the last."""
+        if not 0 <= index < self.num_blocks:
+            raise IndexError(f"block {index} of a sequence with {self.num_blocks} blocks")
+        size = self._known_block_size()
+        return self.token_ids[index * size : (index + 1) * size]
+
+    def append_token(self, token_id: int) -> None:
+        """Add one sampled token; its K/V are computed in the next step."""
+        self.token_ids.append(token_id)
+
+    def _known_block_size(self) -> int:
+        if self.block_size is None:
+            raise InvalidRequestError("block_size is not known yet; pass it, or add the sequence to a scheduler first")
+        return self.block_size
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.request_id!r}, {self.status.name}, prompt={self.num_prompt_tokens}, "
+            f"completion={self.num_completion_tokens}, computed={self.num_computed_tokens}, blocks={self.block_table})"
+        )

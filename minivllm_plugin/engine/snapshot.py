@@ -1,0 +1,82 @@
+"""A frozen picture of the engine between two steps, for people and pages. Built on the engine thread, read anywhere."""
+
+from dataclasses import dataclass
+
+from minivllm_plugin.engine.scheduler import Scheduler
+from minivllm_plugin.engine.sequence import Sequence
+
+__all__ = ["EngineSnapshot", "SequenceView", "take_snapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """One live request. Counts are tokens; prompts and answers themselves are not shown."""
+
+    request_id: str
+    status: str
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """Queues, pool and totals at one moment.
+
+    Attributes:
+        num_cached_blocks: free blocks that can still be found by their content.
+        prefix_hit_rate: tokens found in the cache / tokens looked up, since start.
+    """
+
+    step: int
+    num_waiting: int
+    num_running: int
+    num_blocks: int
+    num_free_blocks: int
+    num_used_blocks: int
+    num_cached_blocks: int
+    num_preemptions: int
+    num_evicted_blocks: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    sequences: tuple[SequenceView, ...]
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        return self.prefix_hit_tokens / self.prefix_queried_tokens if self.prefix_queried_tokens else 0.0
+
+
+def take_snapshot(scheduler: Scheduler) -> EngineSnapshot:
+    """Copy the state of ``scheduler``; call on the engine thread."""
+    pool = scheduler.block_manager
+    held_indexed = sum(1 for block_id in pool.hash_to_block_id.values() if pool.blocks[block_id].ref_count)
+    return EngineSnapshot(
+        step=scheduler.num_steps,
+        num_waiting=len(scheduler.waiting),
+        num_running=len(scheduler.running),
+        num_blocks=pool.num_blocks,
+        num_free_blocks=pool.num_free_blocks,
+        num_used_blocks=pool.num_blocks - pool.num_free_blocks,
+        num_cached_blocks=len(pool.hash_to_block_id) - held_indexed,
+        num_preemptions=scheduler.num_preemptions,
+        num_evicted_blocks=pool.statistics.evicted_blocks,
+        prefix_queried_tokens=pool.statistics.queried_tokens,
+        prefix_hit_tokens=pool.statistics.hit_tokens,
+        sequences=tuple(_view(seq) for seq in (*scheduler.running, *scheduler.waiting)),
+    )
+
+
+def _view(seq: Sequence) -> SequenceView:
+    return SequenceView(
+        request_id=seq.request_id or "",
+        status="preempted" if seq.status.name == "WAITING" and seq.num_preemptions else seq.status.name.lower(),
+        num_prompt_tokens=seq.num_prompt_tokens,
+        num_completion_tokens=seq.num_completion_tokens,
+        num_computed_tokens=seq.num_computed_tokens,
+        num_cached_tokens=seq.num_cached_tokens,
+        num_preemptions=seq.num_preemptions,
+        block_ids=tuple(seq.block_table),
+    )
