@@ -102,9 +102,11 @@ def _snapshot(source: ModelSource, *, local_files_only: bool, **options: Any) ->
 
 
 def _silent_bar() -> type[Any]:
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
-    class SilentBar(tqdm):  # type: ignore[type-arg, misc]  # generic only in its stub
+    base: Any = tqdm
+
+    class SilentBar(base):  # type: ignore[misc]  # the hub's class has no types
         """A bar that never draws: output that is not a terminal gets no control characters."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
