@@ -32,22 +32,26 @@ OPS = ("embedding", "linear", "rms_norm", "add_rms_norm", "rotary", "silu_and_mu
 
 def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
     """Rows of ``weight [V, C]`` for ``token_ids [T]`` (int64) -> ``[T, C]``."""
-    return implementation("embedding", weight.device.type)(token_ids, weight)
+    result: Tensor = implementation("embedding", weight.device.type)(token_ids, weight)
+    return result
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x [T, in] @ weight [out, in].T + bias [out]`` -> ``[T, out]``."""
-    return implementation("linear", x.device.type)(x, weight, bias)
+    result: Tensor = implementation("linear", x.device.type)(x, weight, bias)
+    return result
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last dimension, computed in float32, result in ``x.dtype`` (Zhang & Sennrich 2019)."""
-    return implementation("rms_norm", x.device.type)(x, weight, eps)
+    result: Tensor = implementation("rms_norm", x.device.type)(x, weight, eps)
+    return result
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """``s = x + residual`` -> ``(rms_norm(s), s)``; both ``[T, C]``. The inputs are not written."""
-    return implementation("add_rms_norm", x.device.type)(x, residual, weight, eps)
+    result: tuple[Tensor, Tensor] = implementation("add_rms_norm", x.device.type)(x, residual, weight, eps)
+    return result
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,12 +59,14 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Te
 
     ``positions [T]`` int64; ``cos_sin [max_positions, D]`` float32 holds cos in its first half, sin in its second.
     """
-    return implementation("rotary", q.device.type)(q, k, positions, cos_sin)
+    result: tuple[Tensor, Tensor] = implementation("rotary", q.device.type)(q, k, positions, cos_sin)
+    return result
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """``[T, 2 * I]`` -> ``silu(first half) * second half`` ``[T, I]`` (Shazeer 2020)."""
-    return implementation("silu_and_mul", gate_up.device.type)(gate_up)
+    result: Tensor = implementation("silu_and_mul", gate_up.device.type)(gate_up)
+    return result
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -74,9 +80,11 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMe
     The keys and values of this batch are already stored. Row t of sequence b attends to positions 0..its own, read through
     ``metadata.block_tables``; slots past the sequence are never read. Query head h uses KV head ``h // (H // K)``.
     """
-    return implementation("attention", q.device.type)(q, k_cache, v_cache, metadata, scale)
+    result: Tensor = implementation("attention", q.device.type)(q, k_cache, v_cache, metadata, scale)
+    return result
 
 
 def argmax(logits: Tensor) -> Tensor:
     """Index of the largest value of each row of ``[S, V]`` -> ``[S]`` int64; the lowest index wins a tie."""
-    return implementation("argmax", logits.device.type)(logits)
+    result: Tensor = implementation("argmax", logits.device.type)(logits)
+    return result

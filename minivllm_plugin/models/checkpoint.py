@@ -1,0 +1,216 @@
+"""A directory of safetensors read as one checkpoint, and the proof that it fills a model exactly.
+
+The index decides which files count; without one, ``model.safetensors`` does; without either, every ``*.safetensors`` if no
+two of them hold the same tensor. Everything is checked from the headers before the first weight is read, so the outcome
+never depends on the order of a directory listing and a bad checkpoint fails fast.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from minivllm_plugin.errors import ModelLoadError, UnsupportedModelError
+from minivllm_plugin.models.layers import ParameterSource, parameter_sources
+
+__all__ = ["Checkpoint", "fill_parameters", "open_checkpoint", "read_json"]
+
+logger = logging.getLogger(__name__)
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+# Tensors that old exports carry and that a model computes or shares by itself.
+SKIPPED_SUFFIXES = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
+NAMED_IN_MESSAGES = 5
+
+
+class Checkpoint:
+    """Tensors by name over open, memory-mapped files. Made by :func:`open_checkpoint`, valid inside its block."""
+
+    def __init__(self, directory: Path, readers: dict[str, Any], files: dict[str, str]) -> None:
+        self.directory = directory
+        self.files = files
+        """Tensor name -> name of the file that holds it."""
+        self._readers = readers
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """safetensors' name of the type, for example ``BF16``."""
+        return str(self._slice(name).get_dtype())
+
+    def tensor(self, name: str) -> Tensor:
+        """A view of the mapped file: copy it before the block ends."""
+        try:
+            tensor: Tensor = self._readers[self.files[name]].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"cannot read tensor {name!r} from {self.path(name)}: {error}") from error
+        return tensor
+
+    def path(self, name: str) -> Path:
+        return self.directory / self.files[name]
+
+    def _slice(self, name: str) -> Any:
+        return self._readers[self.files[name]].get_slice(name)
+
+
+@contextmanager
+def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
+    """The checkpoint in ``directory``.
+
+    Raises:
+        ModelLoadError: no weights, a missing or truncated file, or an index that does not match its files.
+    """
+    index = directory / INDEX_NAME
+    weight_map = _weight_map(index) if index.is_file() else None
+    names = sorted(set(weight_map.values())) if weight_map is not None else _files_without_index(directory)
+    with ExitStack() as stack:
+        readers = {name: stack.enter_context(_open(directory / name, listed=weight_map is not None)) for name in names}
+        held = {name: set(reader.keys()) for name, reader in readers.items()}
+        if weight_map is None:
+            files = _disjoint(directory, held)
+        else:
+            files = weight_map
+            for tensor, file in weight_map.items():
+                if tensor not in held[file]:
+                    raise ModelLoadError(f"{directory / file} does not hold {tensor!r}, which {INDEX_NAME} says it does")
+        yield Checkpoint(directory, readers, files)
+
+
+def fill_parameters(model: nn.Module, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, tied: bool) -> None:
+    """Give every parameter of ``model`` (built on ``meta``) its values, in ``dtype`` on ``device``. Each is copied once.
+
+    Raises:
+        ModelLoadError: a parameter has no tensor, or one of another shape.
+        UnsupportedModelError: a tensor is not of floating point (a quantised checkpoint).
+    """
+    planned = [(source, _tensors_for(source, checkpoint)) for source in parameter_sources(model)]
+    missing = [source for source, tensors in planned if not tensors]
+    if missing:
+        raise ModelLoadError(_missing_message(missing, checkpoint))
+    for source, tensors in planned:
+        _check(source, tensors, checkpoint)
+    _report_unused({name for _, tensors in planned for name in tensors}, checkpoint, tied)
+    for source, tensors in planned:
+        values = torch.empty(source.parameter.shape, dtype=dtype, device=device)
+        rows = 0
+        for name in tensors:
+            part = checkpoint.tensor(name)
+            values[rows : rows + part.shape[0]].copy_(part)
+            rows += part.shape[0]
+        setattr(source.owner, source.attribute, nn.Parameter(values, requires_grad=False))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ModelLoadError naming the file when it is missing, unreadable or no object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelLoadError(f"{index} has no 'weight_map' of tensor names to file names")
+    for tensor, file in weight_map.items():
+        if not isinstance(file, str) or not file or Path(file).name != file:
+            raise ModelLoadError(f"{index} maps {tensor!r} to {file!r}, which is not the name of a file beside it")
+    return weight_map
+
+
+def _files_without_index(directory: Path) -> list[str]:
+    if (directory / SINGLE_NAME).is_file():
+        return [SINGLE_NAME]
+    names = sorted(path.name for path in directory.glob("*.safetensors"))
+    if names:
+        return names
+    others = sorted(path.name for path in directory.glob("*.bin"))
+    hint = f"; {others[0]} is a pickle, which is not read: convert it to safetensors" if others else ""
+    raise ModelLoadError(f"{directory} holds no *.safetensors{hint}")
+
+
+@contextmanager
+def _open(path: Path, *, listed: bool) -> Iterator[Any]:
+    if listed and not path.is_file():
+        raise ModelLoadError(f"missing shard {path}: {INDEX_NAME} names it; fetch it again")
+    try:
+        opened = safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{path} is truncated or corrupt ({error}); fetch it again") from error
+    with opened as reader:
+        yield reader
+
+
+def _disjoint(directory: Path, held: dict[str, set[str]]) -> dict[str, str]:
+    files: dict[str, str] = {}
+    for file, tensors in held.items():
+        twice = sorted(tensors & files.keys())
+        if twice:
+            raise ModelLoadError(
+                f"{directory} has no {INDEX_NAME}, and both {files[twice[0]]} and {file} hold {twice[0]!r}: "
+                "add the index, or remove the files that do not belong to the model"
+            )
+        files.update(dict.fromkeys(tensors, file))
+    return files
+
+
+def _tensors_for(source: ParameterSource, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Names of the tensors that make up the parameter, stacked by rows; empty when they are not all there."""
+    if source.tensor in checkpoint.files:
+        return (source.tensor,)
+    names = tuple(name for name, _ in source.parts)
+    return names if all(name in checkpoint.files for name in names) else ()
+
+
+def _check(source: ParameterSource, tensors: tuple[str, ...], checkpoint: Checkpoint) -> None:
+    whole = tuple(source.parameter.shape)
+    rows = dict(source.parts)
+    for name in tensors:
+        wanted = whole if name == source.tensor else (rows[name], *whole[1:])
+        if checkpoint.shape(name) != wanted:
+            raise ModelLoadError(
+                f"tensor {name!r} in {checkpoint.path(name)} has shape {list(checkpoint.shape(name))}, "
+                f"but config.json asks for {list(wanted)}"
+            )
+        if checkpoint.dtype(name) not in FLOAT_DTYPES:
+            raise UnsupportedModelError(
+                f"tensor {name!r} in {checkpoint.path(name)} has type {checkpoint.dtype(name)}; "
+                f"supported are {', '.join(FLOAT_DTYPES)} (unquantised weights)"
+            )
+
+
+def _missing_message(missing: list[ParameterSource], checkpoint: Checkpoint) -> str:
+    wanted: list[str] = []
+    for source in missing:
+        wanted += [name for name, _ in source.parts if name not in checkpoint.files] or [source.tensor]
+    has_index = (checkpoint.directory / INDEX_NAME).is_file()
+    where = INDEX_NAME if has_index else ", ".join(sorted(set(checkpoint.files.values()))) or "the files"
+    return f"{where} in {checkpoint.directory} lacks {_some(wanted)}: the checkpoint is incomplete or not of this architecture"
+
+
+def _report_unused(used: set[str], checkpoint: Checkpoint, tied: bool) -> None:
+    unused = [
+        name
+        for name in sorted(checkpoint.files.keys() - used)
+        if not name.endswith(SKIPPED_SUFFIXES) and not (tied and name == "lm_head.weight")
+    ]
+    if unused:
+        logger.warning("%s: ignored tensors that this architecture has no place for: %s", checkpoint.directory, _some(unused))
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    rest = len(listed) - NAMED_IN_MESSAGES
+    return ", ".join(map(repr, listed[:NAMED_IN_MESSAGES])) + (f" and {rest} more" if rest > 0 else "")

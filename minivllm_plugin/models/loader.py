@@ -1,0 +1,185 @@
+"""From a :class:`ModelSource` to a module ready to compute: files found, dtype chosen, every parameter filled.
+
+Runs once per engine, on the thread that builds it. Fetching is :mod:`minivllm_plugin.models.pull`'s, reading GGUF is
+:mod:`minivllm_plugin.models.gguf`'s; what arrives here is a directory of safetensors, or an architecture to be filled with
+seeded noise.
+"""
+
+import logging
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from minivllm_plugin.errors import ConfigError, ModelLoadError
+from minivllm_plugin.models import architecture_class
+from minivllm_plugin.models.checkpoint import fill_parameters, open_checkpoint, read_json
+from minivllm_plugin.models.config import ModelConfig, token_ids
+from minivllm_plugin.models.decoder import CausalLM
+from minivllm_plugin.models.layers import parameter_sources
+
+if TYPE_CHECKING:
+    from minivllm_plugin.models.catalog import ModelSource
+
+__all__ = ["LoadedModel", "load_model"]
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LOAD_FORMATS = ("auto", "dummy")
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+# Up to this size a CPU runs float32: the memory is affordable, and bfloat16 is slower on most CPUs.
+FLOAT32_PARAMETERS_ON_CPU = 1_000_000_000
+DUMMY_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in evaluation mode, without gradients, on its device.
+
+    Attributes:
+        module: the decoder; ``forward`` and ``compute_logits`` are documented at :class:`CausalLM`.
+        config: with every end-of-turn id that config.json or generation_config.json names.
+        dtype: of all parameters.
+        directory: where the tokenizer's files are; None when there are none.
+        generation_defaults: those of temperature, top_p, top_k and min_p that generation_config.json sets.
+    """
+
+    module: CausalLM
+    config: ModelConfig
+    dtype: torch.dtype
+    directory: Path | None
+    generation_defaults: Mapping[str, float]
+
+
+def load_model(
+    source: "ModelSource", *, dtype: str = "auto", device: str = "cpu", load_format: str = "auto", seed: int = 0
+) -> LoadedModel:
+    """Load ``source``, fetching and converting first where needed.
+
+    Args:
+        dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto``: the checkpoint's, except that a CPU runs models under
+            10^9 parameters in float32.
+        device: anything ``torch.device`` takes.
+        load_format: ``auto`` reads the weights; ``dummy`` fills the architecture with noise and, for names in the catalog,
+            touches neither network nor disk.
+        seed: of the noise. The same seed gives the same weights on every device and number of threads.
+
+    Raises:
+        ConfigError: an argument is impossible.
+        ModelDownloadError, ModelLoadError, UnsupportedModelError: the model cannot be fetched, read or computed.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise ConfigError(f"load_format={load_format!r} is unknown; use one of {', '.join(LOAD_FORMATS)}")
+    target = _device(device)
+    if load_format == "dummy" or source.kind == "dummy":
+        return _dummy(source, dtype, target, seed)
+    directory = _directory(source)
+    config, defaults = _read_configs(directory)
+    module = _build(config)
+    chosen = _choose_dtype(dtype, config, module, target)
+    with open_checkpoint(directory) as checkpoint:
+        fill_parameters(module, checkpoint, dtype=chosen, device=target, tied=config.tie_word_embeddings)
+    return _finish(module, config, chosen, target, directory, defaults)
+
+
+def _dummy(source: "ModelSource", dtype: str, device: torch.device, seed: int) -> LoadedModel:
+    directory: Path | None = None
+    defaults: dict[str, float] = {}
+    if source.architecture is not None:
+        config = ModelConfig.from_hf(source.architecture)
+    elif source.kind in ("directory", "gguf"):
+        directory = _directory(source)
+        config, defaults = _read_configs(directory)
+    else:
+        raise ModelLoadError(
+            f"load_format='dummy' needs the architecture of {source.name!r}, which is not in the catalog; "
+            "use a catalog name or a directory with a config.json"
+        )
+    module = _build(config)
+    chosen = _choose_dtype(dtype, config, module, device)
+    for parameter_source in parameter_sources(module):
+        # Seeded by name: neither the order of the layers nor the device plays a part.
+        generator = torch.Generator("cpu").manual_seed((seed << 32) ^ zlib.crc32(parameter_source.tensor.encode()))
+        noise = torch.empty(parameter_source.parameter.shape).normal_(0.0, DUMMY_STD, generator=generator)
+        if parameter_source.tensor.endswith("norm.weight"):
+            noise += 1.0  # a norm scales by its weight: around 1, as in a trained model
+        values = noise.to(device=device, dtype=chosen)
+        setattr(parameter_source.owner, parameter_source.attribute, nn.Parameter(values, requires_grad=False))
+    return _finish(module, config, chosen, device, directory, defaults)
+
+
+def _finish(
+    module: CausalLM,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    directory: Path | None,
+    defaults: dict[str, float],
+) -> LoadedModel:
+    module.to(device)  # the rotary table; the parameters are there already
+    module.eval()
+    has_tokenizer = directory is not None and any((directory / name).is_file() for name in TOKENIZER_FILES)
+    return LoadedModel(module, config, dtype, directory if has_tokenizer else None, defaults)
+
+
+def _device(device: str) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device={device!r} is not a device torch knows: {error}") from error
+
+
+def _directory(source: "ModelSource") -> Path:
+    """A directory with config.json and safetensors: fetched, and converted when it is a GGUF."""
+    from minivllm_plugin.models.pull import cache_directory, ensure_local
+
+    path = ensure_local(source)
+    if path.is_dir():
+        return path
+    from minivllm_plugin.models.gguf import convert
+
+    return convert(path, cache_directory() / "converted")
+
+
+def _read_configs(directory: Path) -> tuple[ModelConfig, dict[str, float]]:
+    """config.json completed by generation_config.json, and the latter's sampling defaults."""
+    config = ModelConfig.from_hf(read_json(directory / "config.json"))
+    path = directory / "generation_config.json"
+    generation = read_json(path) if path.is_file() else {}
+    ends = token_ids(generation.get("eos_token_id"), f"eos_token_id in {path}")
+    defaults: dict[str, float] = {}
+    for name in SAMPLING_DEFAULTS:
+        value: Any = generation.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelLoadError(f"{name} in {path} must be a number, got {value!r}")
+        defaults[name] = value
+    return replace(config, eos_token_ids=tuple(dict.fromkeys((*ends, *config.eos_token_ids)))), defaults
+
+
+def _build(config: ModelConfig) -> CausalLM:
+    """The module with parameters that have a shape and no memory yet."""
+    with torch.device("meta"):
+        return architecture_class(config.architecture)(config)
+
+
+def _choose_dtype(dtype: str, config: ModelConfig, module: nn.Module, device: torch.device) -> torch.dtype:
+    if dtype not in (*DTYPES, "auto"):
+        raise ConfigError(f"dtype={dtype!r} is unknown; use one of auto, {', '.join(DTYPES)}")
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    if dtype != "auto":
+        name, reason = dtype, "asked for"
+    elif device.type == "cpu" and parameters < FLOAT32_PARAMETERS_ON_CPU:
+        name, reason = "float32", f"dtype='auto' on a CPU with {parameters / 1e6:.0f} M parameters"
+    else:
+        name, reason = config.dtype, "the checkpoint's"
+    if name != config.dtype:
+        logger.info("weights are used as %s (%s); the checkpoint has %s", name, reason, config.dtype)
+    return DTYPES[name]
