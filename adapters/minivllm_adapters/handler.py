@@ -1,0 +1,168 @@
+"""The LiteLLM provider itself: six methods that LiteLLM calls, over one submit path. Imports LiteLLM; import this lazily.
+
+Which thread runs what: ``completion`` and ``streaming`` run on the caller's thread. LiteLLM calls ``acompletion`` and
+``astreaming`` on a worker of the loop's default executor; the coroutine and the iterator that they return then run on the
+caller's loop. Nothing of LiteLLM ever runs on the engine thread, and no event loop thread loads a model or tokenises.
+
+``streaming`` and ``astreaming`` are plain functions that return only once the engine has admitted the request. A refusal
+therefore has its true class in the caller's hands; raised later, from the iterator, LiteLLM would wrap it in
+``MidStreamFallbackError``.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import litellm
+from litellm import CustomLLM, ModelResponse
+from litellm.types.utils import ModelResponseStream
+
+from minivllm_adapters.deadlines import Deadline
+from minivllm_adapters.errors import litellm_error
+from minivllm_adapters.loading import ModelLoads, Registry
+from minivllm_adapters.model_info import announce
+from minivllm_adapters.params import CallPlan, plan_call
+from minivllm_adapters.responses import whole_response
+from minivllm_adapters.streams import AsyncChunks, SyncChunks
+from minivllm_plugin.errors import UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from minivllm_plugin.serving.llm import LLM
+    from minivllm_plugin.serving.outputs import RequestOutput
+    from minivllm_plugin.serving.stream import RequestStream
+
+__all__ = ["MinivllmProvider", "provider"]
+
+
+class MinivllmProvider(CustomLLM):
+    """``minivllm/<model>`` for LiteLLM. Keeps no state of its own but the loads in progress.
+
+    Args:
+        registry: where engines come from; the process-wide :mod:`minivllm_plugin.registry` unless a test says otherwise.
+    """
+
+    def __init__(self, registry: Registry | None = None) -> None:
+        super().__init__()
+        self._loads = ModelLoads(registry)
+
+    # LiteLLM passes keywords only, and a newer one may pass more, hence **kwargs. The base class spells all sixteen out.
+
+    def completion(self, model: str, messages: list[Any], **kwargs: Any) -> ModelResponse:  # type: ignore[override]
+        """One whole answer, or one choice a prompt and ``n``."""
+        try:
+            deadline, plan = _understand(messages, kwargs, stream=False)
+            streams = _submit(model, self._loads.open(model, deadline), plan, deadline)
+            return whole_response(model, plan, _results(streams))
+        except Exception as error:
+            _raise(error, model)
+
+    async def acompletion(self, model: str, messages: list[Any], **kwargs: Any) -> ModelResponse:  # type: ignore[override]
+        """The same for an event loop."""
+        try:
+            deadline, plan = _understand(messages, kwargs, stream=False)
+            llm = await self._loads.aopen(model, deadline)
+            # Chat templates and tokenisers take milliseconds for long prompts: not on the loop's thread.
+            streams = await asyncio.to_thread(_submit, model, llm, plan, deadline)
+            return whole_response(model, plan, await _aresults(streams))
+        except Exception as error:
+            _raise(error, model)
+
+    def streaming(self, model: str, messages: list[Any], **kwargs: Any) -> Iterator[ModelResponseStream]:  # type: ignore[override]
+        """An iterator over the chunks of an answer that the engine has admitted."""
+        try:
+            stream, chat = self._admit_stream(model, messages, kwargs)
+            return SyncChunks(stream, model, chat=chat)
+        except Exception as error:
+            _raise(error, model)
+
+    def astreaming(self, model: str, messages: list[Any], **kwargs: Any) -> AsyncIterator[ModelResponseStream]:  # type: ignore[override]
+        """An asynchronous iterator; a plain function, because LiteLLM does not await the call."""
+        try:
+            stream, chat = self._admit_stream(model, messages, kwargs)
+            return AsyncChunks(stream, model, chat=chat)
+        except Exception as error:
+            _raise(error, model)
+
+    def embedding(self, model: str, input: list[Any], **kwargs: Any) -> NoReturn:  # type: ignore[override]  # noqa: A002
+        """Refused: the models here are causal language models and have no embedding head."""
+        error = UnsupportedFeatureError(f"minivllm/{model} is a chat model and gives no embeddings; use an embedding model's provider")
+        _raise(error, model)
+
+    async def aembedding(self, model: str, input: list[Any], **kwargs: Any) -> NoReturn:  # type: ignore[override]  # noqa: A002
+        """Refused like :meth:`embedding`."""
+        self.embedding(model, input, **kwargs)
+
+    def _admit_stream(self, model: str, messages: list[Any], kwargs: dict[str, Any]) -> "tuple[RequestStream, bool]":
+        deadline, plan = _understand(messages, kwargs, stream=True)
+        [stream] = _submit(model, self._loads.open(model, deadline), plan, deadline)
+        return stream, plan.messages is not None
+
+
+def _understand(messages: Sequence[Any], kwargs: dict[str, Any], *, stream: bool) -> tuple[Deadline, CallPlan]:
+    """The clock starts first: reading the parameters is part of the call."""
+    deadline = Deadline.after(kwargs.get("timeout"))
+    of_litellm = kwargs.get("litellm_params") or {}
+    plan = plan_call(
+        messages,
+        kwargs.get("optional_params") or {},
+        text_completion=of_litellm.get("text_completion") is True,
+        stream=stream,
+        drop_unsupported=litellm.drop_params is True or of_litellm.get("drop_params") is True,
+    )
+    return deadline, plan
+
+
+def _submit(model: str, llm: "LLM", plan: CallPlan, deadline: Deadline) -> "list[RequestStream]":
+    """Queue every request of a call, or none: what was queued before a refusal is aborted."""
+    announce(model, llm)
+    defaults = llm.default_sampling_params()
+    params = [plan.sampling_params(defaults, choice) for choice in range(plan.choices_per_prompt)]
+    streams: list[RequestStream] = []
+    try:
+        for index in range(plan.num_requests):
+            prompt_index, choice = divmod(index, plan.choices_per_prompt)
+            queue: dict[str, Any] = {
+                "request_id": plan.request_name(index),
+                "timeout": deadline.remaining(),
+                "priority": plan.priority,
+                "cache_salt": plan.cache_salt,
+            }
+            if plan.messages is not None:
+                streams.append(llm.submit_chat(plan.messages, params[choice], **plan.template, **queue))
+            else:
+                streams.append(llm.submit(plan.prompts[prompt_index], params[choice], **queue))
+    except BaseException:
+        _close_all(streams)
+        raise
+    return streams
+
+
+def _results(streams: "Sequence[RequestStream]") -> "list[RequestOutput]":
+    """Wait for every request; one that fails takes the others of the call with it."""
+    try:
+        return [stream.result() for stream in streams]
+    except BaseException:
+        _close_all(streams)
+        raise
+
+
+async def _aresults(streams: "Sequence[RequestStream]") -> "list[RequestOutput]":
+    """The same on an event loop; a cancelled task aborts them all."""
+    try:
+        return [await stream.aresult() for stream in streams]
+    except BaseException:
+        _close_all(streams)
+        raise
+
+
+def _close_all(streams: "Sequence[RequestStream]") -> None:
+    for stream in streams:
+        stream.close()
+
+
+def _raise(error: Exception, model: str) -> NoReturn:
+    raise litellm_error(error, model) from error
+
+
+# LiteLLM tells providers apart by object, and its proxy finds one by import path; both must meet this same instance.
+provider = MinivllmProvider()

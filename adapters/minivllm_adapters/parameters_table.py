@@ -1,0 +1,96 @@
+"""What each parameter that can reach the provider means here. Pure data: every name is honoured, neutral, ignored or refused.
+
+LiteLLM forwards any keyword it does not know, so this table is the place where a typo, or a feature that the engine lacks,
+is found out. A name that stands in none of these sets is unknown and is refused.
+"""
+
+from collections.abc import Mapping
+
+__all__ = ["ADMISSION", "ALIASES", "CHAT_TEMPLATE", "HINTS", "IGNORED", "NEUTRAL_ONLY", "OPENAI", "SAMPLING", "SUPPORTED"]
+
+# Fields of SamplingParams under their own names.
+SAMPLING = frozenset(
+    {
+        "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos",
+        "include_stop_str_in_output", "skip_special_tokens",
+    }
+)  # fmt: skip
+ALIASES: Mapping[str, str] = {"max_completion_tokens": "max_tokens"}
+
+# How the messages become a prompt.
+CHAT_TEMPLATE = frozenset({"add_generation_prompt", "continue_final_message", "chat_template_kwargs"})
+
+# How the request is queued.
+ADMISSION = frozenset({"request_id", "priority", "cache_salt"})
+
+SUPPORTED = SAMPLING | CHAT_TEMPLATE | ADMISSION | ALIASES.keys() | {"n", "prompt_token_ids"}
+
+# Accepted and without effect on the tokens, each for the reason beside it. Everything else that has no effect is refused.
+IGNORED: Mapping[str, str] = {
+    "stream": "chosen by the method that LiteLLM calls",
+    "max_retries": "LiteLLM retries, around the provider",
+    "num_retries": "LiteLLM retries, around the provider",
+    "metadata": "for LiteLLM's callbacks",
+    "user": "names the end user; nothing here differs by user",
+    "safety_identifier": "names the end user to a hosted provider's abuse desk",
+    "prompt_cache_key": "a routing hint between servers; the prefix cache finds shared prefixes by their tokens",
+    "prompt_cache_retention": "a hosted cache's lifetime; ours keeps a prefix until its blocks are needed",
+    "extra_headers": "there is no HTTP request to put them on",
+}
+
+# Accepted only with the value that changes nothing (None is always accepted); any other is refused until it is built.
+NEUTRAL_ONLY: Mapping[str, tuple[object, ...]] = {
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "detokenize": (True,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (False,),
+    "reasoning_effort": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "structured_outputs": ({},),
+    "suffix": ("",),
+    "thinking": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+# Names from the OpenAI API: what LiteLLM's ``drop_params`` switch is allowed to drop.
+OPENAI = frozenset(NEUTRAL_ONLY) - {
+    "allowed_token_ids", "bad_words", "detokenize", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
+    "length_penalty", "logits_processors", "prompt_logprobs", "repetition_penalty", "structured_outputs", "use_beam_search",
+}  # fmt: skip
+
+# What to do instead, for names that people are likely to try.
+HINTS: Mapping[str, str] = {
+    "reasoning_effort": "pass chat_template_kwargs={'enable_thinking': False} (or True) to a model whose template knows it",
+    "thinking": "pass chat_template_kwargs={'enable_thinking': False} (or True) to a model whose template knows it",
+    "enable_thinking": "pass chat_template_kwargs={'enable_thinking': False} (or True)",
+    "best_of": "pass n=… and choose yourself",
+    "response_format": "ask for the format in the prompt",
+    "tools": "describe the tools in the prompt",
+    "service_tier": "pass priority=… with scheduling_policy='priority'",
+}

@@ -1,0 +1,211 @@
+"""What a LiteLLM call asks for, as a plan: prompts, changes to the sampling defaults, template and queue options.
+
+Pure: no LiteLLM, no model, no engine; runs on the caller's thread before anything is loaded or queued. Nothing is dropped in
+silence: a parameter is honoured, has its neutral value, stands in the ``IGNORED`` list with a reason, or is refused by name.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from minivllm_adapters.parameters_table import (
+    ADMISSION,
+    ALIASES,
+    CHAT_TEMPLATE,
+    HINTS,
+    IGNORED,
+    NEUTRAL_ONLY,
+    OPENAI,
+    SAMPLING,
+    SUPPORTED,
+)
+from minivllm_plugin.errors import InvalidRequestError, UnsupportedFeatureError
+from minivllm_plugin.sampling_parameters import SamplingParams
+
+__all__ = ["CallPlan", "plan_call"]
+
+MAX_CHOICES = 128  # OpenAI's own bound of ``n``
+TEXT_COMPLETION_MAX_TOKENS = 16  # the completions API's documented default, in OpenAI, LiteLLM and vLLM alike
+STREAM_OPTIONS = frozenset({"include_usage", "include_obfuscation"})  # LiteLLM adds the usage chunk; obfuscation is transport
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """One LiteLLM call, understood and checked as far as that is possible without the model.
+
+    Attributes:
+        messages: the conversation, or None for a text completion.
+        prompts: raw prompts of a text completion, as strings or token ids; empty for a chat.
+        choices_per_prompt: OpenAI's ``n``.
+        sampling: fields to change in the model's default sampling parameters.
+        template: keyword arguments of the chat template.
+        priority: smaller is served earlier under the engine's priority policy.
+        cache_salt: prefixes are shared only between requests with an equal salt.
+        request_id: the caller's id, or None to have one made.
+    """
+
+    messages: list[dict[str, Any]] | None
+    prompts: tuple[str | list[int], ...] = ()
+    choices_per_prompt: int = 1
+    sampling: Mapping[str, object] = field(default_factory=dict)
+    template: Mapping[str, Any] = field(default_factory=dict)
+    priority: int = 0
+    cache_salt: str | None = None
+    request_id: str | None = None
+
+    @property
+    def num_requests(self) -> int:
+        """Engine requests that this call needs."""
+        return self.choices_per_prompt * (1 if self.messages is not None else len(self.prompts))
+
+    def sampling_params(self, defaults: SamplingParams, choice: int = 0) -> SamplingParams:
+        """The parameters of one choice. A seeded call gives choice ``k`` the seed ``seed + k``, as vLLM does.
+
+        Raises:
+            InvalidRequestError: a value is out of range; names field, value and range.
+        """
+        params = defaults.replace(**self.sampling)
+        return params if choice == 0 or params.seed is None else params.replace(seed=params.seed + choice)
+
+    def request_name(self, index: int) -> str | None:
+        """The caller's request id, numbered when the call needs several requests (ids are unique in the engine)."""
+        return self.request_id if self.request_id is None or self.num_requests == 1 else f"{self.request_id}-{index}"
+
+
+def plan_call(
+    messages: Sequence[Any], optional_params: Mapping[str, Any], *, text_completion: bool, stream: bool, drop_unsupported: bool
+) -> CallPlan:
+    """Read one call.
+
+    Args:
+        messages: as LiteLLM hands them over; of a text completion, one user message a prompt.
+        optional_params: every keyword that LiteLLM did not keep for itself; ``extra_body`` is merged and wins.
+        text_completion: prompts go to the model as they are, without the chat template.
+        stream: several choices cannot be streamed.
+        drop_unsupported: LiteLLM's ``drop_params``: leave out OpenAI parameters that are not supported instead of refusing.
+
+    Raises:
+        UnsupportedFeatureError: a parameter is unknown, or known and not supported with this value.
+        InvalidRequestError: a value has the wrong type or range.
+    """
+    wanted = _wanted(optional_params, drop_unsupported=drop_unsupported)
+    choices = _integer(wanted, "n", 1)
+    if not 1 <= choices <= MAX_CHOICES:
+        raise InvalidRequestError(f"n={choices} must be between 1 and {MAX_CHOICES}")
+    if stream and choices > 1:
+        if not drop_unsupported:
+            raise UnsupportedFeatureError(f"n={choices} is not supported with stream=True; leave out stream, or make {choices} calls")
+        choices = 1
+    prompts = _prompts(messages, wanted.get("prompt_token_ids")) if text_completion else ()
+    if stream and len(prompts) > 1:
+        raise UnsupportedFeatureError(f"{len(prompts)} prompts are not supported with stream=True; make one call a prompt")
+    if not text_completion and "prompt_token_ids" in wanted:
+        raise UnsupportedFeatureError("prompt_token_ids has no meaning beside chat messages; use litellm.text_completion")
+    if text_completion and (template := sorted(CHAT_TEMPLATE & wanted.keys())):
+        raise UnsupportedFeatureError(f"{template[0]} has no meaning in a text completion: no chat template is applied")
+    sampling = {name: wanted[name] for name in SAMPLING & wanted.keys()}
+    if text_completion:
+        sampling.setdefault("max_tokens", TEXT_COMPLETION_MAX_TOKENS)
+    return CallPlan(
+        messages=None if text_completion else _chat_messages(messages),
+        prompts=prompts,
+        choices_per_prompt=choices,
+        sampling=sampling,
+        template=_template(wanted),
+        priority=_integer(wanted, "priority", 0),
+        cache_salt=_text(wanted, "cache_salt"),
+        request_id=_text(wanted, "request_id"),
+    )
+
+
+def _wanted(optional_params: Mapping[str, Any], *, drop_unsupported: bool) -> dict[str, Any]:
+    """The supported parameters that are set, under their own names; the others are checked and left out."""
+    extra = optional_params.get("extra_body") or {}
+    if not isinstance(extra, Mapping):
+        raise InvalidRequestError(f"extra_body must be a dict of parameters, got {extra!r}")
+    given = {k: v for k, v in {**optional_params, **extra}.items() if v is not None and k != "extra_body"}
+    for name in given.keys() - SUPPORTED - IGNORED.keys():
+        _check_without_effect(name, given[name], drop_unsupported=drop_unsupported)
+    wanted = {name: value for name, value in given.items() if name in SUPPORTED}
+    for alias, name in ALIASES.items():
+        if alias in wanted:
+            wanted[name] = wanted.pop(alias)
+    return wanted
+
+
+def _check_without_effect(name: str, value: object, *, drop_unsupported: bool) -> None:
+    hint = f"; {HINTS[name]}" if name in HINTS else ""
+    if name == "stream_options":
+        unknown = sorted(value.keys() - STREAM_OPTIONS) if isinstance(value, Mapping) else [repr(value)]
+        if unknown:
+            raise UnsupportedFeatureError(f"stream_options: {unknown[0]} is not supported; supported is include_usage")
+        return
+    if name not in NEUTRAL_ONLY:
+        raise UnsupportedFeatureError(f"unknown parameter {name}={value!r}{hint}; supported are {', '.join(sorted(SUPPORTED))}")
+    if any(_same(value, neutral) for neutral in NEUTRAL_ONLY[name]) or (drop_unsupported and name in OPENAI):
+        return
+    raise UnsupportedFeatureError(f"{name}={_short(value)} is not supported by minivllm{hint or '; leave it out'}")
+
+
+def _same(value: object, neutral: object) -> bool:
+    """Equality that tells False from 0 and True from 1: ``logprobs=0`` asks for something, ``logprobs=False`` does not."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _integer(wanted: Mapping[str, Any], name: str, default: int) -> int:
+    value = wanted.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{name} must be an integer, got {value!r}")
+    return value
+
+
+def _text(wanted: Mapping[str, Any], name: str) -> str | None:
+    value = wanted.get(name)
+    if value is not None and (not isinstance(value, str) or not value):
+        raise InvalidRequestError(f"{name} must be a non-empty string, got {value!r}")
+    return value
+
+
+def _template(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    options = {name: wanted[name] for name in sorted(CHAT_TEMPLATE & wanted.keys())}
+    for name, value in options.items():
+        kind, what = (Mapping, "a dict") if name == "chat_template_kwargs" else (bool, "True or False")
+        if not isinstance(value, kind):
+            raise InvalidRequestError(f"{name} must be {what}, got {value!r}")
+    return options
+
+
+def _chat_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Plain dicts with what LiteLLM leaves to the provider put right: OpenAI's ``developer`` role is a system message, and a
+    ``content: None`` that LiteLLM removed is an empty text."""
+    if not messages:
+        raise InvalidRequestError("messages is empty; pass at least one message with a role and a content")
+    plain = [dict(m.model_dump(exclude_none=True)) if hasattr(m, "model_dump") else m for m in messages]
+    for message in plain:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidRequestError(f"each message must be a dict with a role and a content, got {_short(message)}")
+    return [
+        {**m, "role": "system" if m["role"] == "developer" else m["role"], "content": "" if m.get("content") is None else m["content"]}
+        for m in plain
+    ]
+
+
+def _prompts(messages: Sequence[Any], token_ids: object) -> tuple[str | list[int], ...]:
+    """The prompts of a text completion. LiteLLM wraps each string in a user message and knows no token ids, so those come in
+    ``prompt_token_ids`` (one list, or one list a prompt) beside an empty prompt."""
+    texts = [m.get("content") for m in messages if isinstance(m, Mapping)]
+    if token_ids is None:
+        for text in texts:
+            if not isinstance(text, str):
+                raise InvalidRequestError(f"a prompt must be a string, got {_short(text)}; token ids go in prompt_token_ids")
+        return tuple(text for text in texts if isinstance(text, str))
+    if any(texts):
+        raise InvalidRequestError("give either a prompt or prompt_token_ids; with prompt_token_ids pass prompt=''")
+    if not isinstance(token_ids, list) or not token_ids:
+        raise InvalidRequestError(f"prompt_token_ids must be a non-empty list of token ids, got {_short(token_ids)}")
+    return tuple(list(ids) for ids in token_ids) if all(isinstance(ids, list) for ids in token_ids) else (list(token_ids),)

@@ -1,0 +1,94 @@
+"""Fixtures of the adapter's tests: a fake engine behind the real provider behind the real LiteLLM."""
+
+import asyncio
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # LiteLLM fetches its price list otherwise
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def _helper(name: str) -> ModuleType:
+    """Import a module beside this file; pytest's importlib mode puts no test folder on sys.path."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+fake_llm = _helper("fake_llm")
+
+
+@pytest.fixture(autouse=True)
+def _litellm_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LiteLLM keeps its providers, prices and switches in module globals; each test gets its own."""
+    import litellm
+
+    for name, value in {
+        "custom_provider_map": [],
+        "model_cost": dict(litellm.model_cost),
+        "success_callback": [],
+        "failure_callback": [],
+        "callbacks": [],
+        "drop_params": False,
+        "num_retries": None,
+        "suppress_debug_info": True,
+    }.items():
+        monkeypatch.setattr(litellm, name, value)
+
+
+@pytest.fixture
+def llm() -> Any:
+    """The engine behind ``minivllm/fake``."""
+    return fake_llm.FakeLLM()
+
+
+@pytest.fixture
+def registry(llm: Any) -> Any:
+    registry = fake_llm.FakeRegistry(fake=llm)
+    registry.llms["org/name"] = llm
+    return registry
+
+
+@pytest.fixture
+def provider(registry: Any) -> Iterator[Any]:
+    """The provider under test, registered with LiteLLM; no request may be live when the test ends."""
+    import litellm
+
+    from minivllm_adapters.handler import MinivllmProvider
+
+    provider = MinivllmProvider(registry)
+    litellm.custom_provider_map.append({"provider": "minivllm", "custom_handler": provider})
+    yield provider
+    registry.gate.set()
+    eventually(lambda: not any(llm.live for llm in registry.llms.values()))
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """Wait for what another thread is about to do; bounded, and never a measurement of speed."""
+    give_up = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < give_up, "waited 30 s in vain"
+        time.sleep(0.002)
+
+
+async def aeventually(condition: Callable[[], object]) -> None:
+    """The same on an event loop."""
+    give_up = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < give_up, "waited 30 s in vain"
+        await asyncio.sleep(0.002)
+
+
+fake_llm.eventually = eventually
+fake_llm.aeventually = aeventually
