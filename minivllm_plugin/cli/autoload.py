@@ -21,4 +21,4 @@ def autoload(action: Annotated[Literal["on", "off", "status"], typer.Argument(he
             f"autoload needs {MODULE}, which does not import here ({error}); install minivllm-plugin[litellm] again"
         ) from error
     functions = {"on": module.enable, "off": module.disable, "status": module.status}
-    print(functions[action]())
+    print(functions[action]().explain())

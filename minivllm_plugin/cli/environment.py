@@ -143,7 +143,7 @@ def _litellm() -> Section:
     import importlib
 
     try:
-        state = str(importlib.import_module("minivllm_adapters.autoload").status())
+        state = str(importlib.import_module("minivllm_adapters.autoload").status().explain())
     except ImportError as error:
         state = f"unavailable ({error})"
     return {"autoload": state, "in a program": "minivllm_plugin.register(), then model='minivllm/<name>'"}
