@@ -13,7 +13,8 @@ first, since a prefix is worth more than its continuation.
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence as SequenceABC
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 
 import xxhash
@@ -69,6 +70,7 @@ class BlockManager:
         self.hash_to_block_id: dict[int, int] = {}
         self.statistics = PoolStatistics()
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._entries: set[int] = set()  # entry ids that the index still holds
         self._next_entry_id = 0
 
     @property
@@ -159,7 +161,9 @@ class BlockManager:
 
     def append(self, seq: Sequence) -> None:
         """Make sure that the newest token of ``seq`` has a slot. Call only if :meth:`can_append`."""
-        if self.blocks_needed(seq.num_tokens) > len(seq.block_table):
+        missing = self.blocks_needed(seq.num_tokens) - len(seq.block_table)
+        assert missing <= min(1, len(self._free)), "append() without can_append()"
+        if missing > 0:
             seq.block_table.append(self._take())
 
     def commit(self, seq: Sequence) -> None:
@@ -167,9 +171,15 @@ class BlockManager:
         if not self.enable_prefix_caching:
             return
         while seq.num_hashed_blocks < seq.num_computed_tokens // self.block_size and seq.prefix_entry != CUT_CHAIN:
+            if seq.prefix_entry is not ROOT_ENTRY and seq.prefix_entry not in self._entries:
+                seq.prefix_entry = CUT_CHAIN  # a block that ours equals was evicted: nothing below could be found
+                return
             index = seq.num_hashed_blocks
             key = self._key(seq, index)
             known = self.hash_to_block_id.get(key)
+            if known is not None and self._is_orphan(self.blocks[known]):
+                self._forget(self.blocks[known])  # or it would keep this key from everybody for as long as it lives
+                known = None
             if known is None:
                 seq.prefix_entry = self._store(seq, index, key)
             elif self._same(self.blocks[known], seq, index, seq.prefix_entry):
@@ -195,6 +205,12 @@ class BlockManager:
         seq.num_hashed_blocks = 0
         seq.prefix_entry = ROOT_ENTRY
 
+    def forget(self, seq: Sequence) -> None:
+        """Take the blocks of ``seq`` out of the index: what they hold is not to be trusted. It keeps them until it ends."""
+        for block_id in seq.block_table:
+            if self.blocks[block_id].key is not None:
+                self._forget(self.blocks[block_id])
+
     def reset_prefix_cache(self) -> int:
         """Forget every indexed block; held blocks stay with their holders. Returns how many entries were dropped."""
         entries = list(self.hash_to_block_id.values())
@@ -216,8 +232,9 @@ class BlockManager:
             if block.key is not None:
                 assert self.hash_to_block_id.get(block.key) == block.block_id, f"{block} is not where the index looks"
                 assert len(block.token_ids) == self.block_size, f"{block} is indexed but not full"
-        indexed = sum(1 for block in self.blocks if block.key is not None)
-        assert indexed == len(self.hash_to_block_id), "the index points at a block that forgot its key"
+        indexed = [block.entry_id for block in self.blocks if block.key is not None]
+        assert len(indexed) == len(self.hash_to_block_id), "the index points at a block that forgot its key"
+        assert self._entries == set(indexed), "the entry ids disagree with the index"
 
     # --- helpers ---------------------------------------------------------------------------------------------------
 
@@ -238,6 +255,10 @@ class BlockManager:
             and block.token_ids == tuple(seq.token_ids[start : start + self.block_size])
         )
 
+    def _is_orphan(self, block: Block) -> bool:
+        """Whether no lookup can reach this entry any more, because the entry before it is gone."""
+        return block.parent_entry is not ROOT_ENTRY and block.parent_entry not in self._entries
+
     def _store(self, seq: Sequence, index: int, key: int) -> int:
         block = self.blocks[seq.block_table[index]]
         start = index * self.block_size
@@ -246,6 +267,7 @@ class BlockManager:
         block.parent_entry = seq.prefix_entry
         block.salt = seq.cache_salt
         block.token_ids = tuple(seq.token_ids[start : start + self.block_size])
+        self._entries.add(self._next_entry_id)
         self._next_entry_id += 1
         self.hash_to_block_id[key] = block.block_id
         self.statistics.stored_blocks += 1
@@ -262,6 +284,8 @@ class BlockManager:
 
     def _forget(self, block: Block) -> None:
         assert block.key is not None
+        assert block.entry_id is not None
         del self.hash_to_block_id[block.key]
+        self._entries.remove(block.entry_id)
         block.key = block.entry_id = block.parent_entry = block.salt = None
         block.token_ids = ()
