@@ -29,14 +29,20 @@ def check_request(token_ids: SequenceABC[int], params: SamplingParams, limits: L
     """Raise unless a request with this prompt and these parameters can be served to its end.
 
     Raises:
-        InvalidRequestError: an empty prompt, or a token id that the model does not have.
+        InvalidRequestError: an empty prompt, a token id that the model does not have, or an argument of another type.
         ContextWindowExceededError: prompt, or prompt plus ``max_tokens``, longer than the window.
     """
+    if not isinstance(token_ids, SequenceABC) or isinstance(token_ids, (str, bytes)):
+        raise InvalidRequestError(f"the prompt must be a list of token ids, got {token_ids!r}")
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError(f"sampling_params must be a SamplingParams, got {params!r}")
     if not token_ids:
         raise InvalidRequestError("the prompt is empty; pass at least one token")
     for token in token_ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < limits.vocab_size:
-            raise InvalidRequestError(f"token id {token!r} in the prompt is outside the model's vocabulary 0..{limits.vocab_size - 1}")
+            raise InvalidRequestError(
+                f"token id {token!r} in the prompt is outside the model's vocabulary 0..{limits.vocab_size - 1}"
+            )
     for token in params.stop_token_ids or ():
         if token >= limits.vocab_size:
             raise InvalidRequestError(f"stop_token_ids has {token}, outside the model's vocabulary 0..{limits.vocab_size - 1}")

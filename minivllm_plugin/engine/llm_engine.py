@@ -4,7 +4,8 @@
 its engine thread; tests and researchers drive it by hand.
 """
 
-from collections.abc import Callable, Iterable, Sequence as SequenceABC
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -112,32 +113,42 @@ class LLMEngine:
         batch, is_prefill = self.scheduler.schedule()
         if not batch:
             if not self.scheduler.is_finished():
-                raise EngineStalledError(
-                    f"{len(self.scheduler.waiting)} waiting and {len(self.scheduler.running)} running requests, but none can be scheduled"
-                )
+                waiting, running = len(self.scheduler.waiting), len(self.scheduler.running)
+                raise EngineStalledError(f"{waiting} waiting and {running} running requests, but none can be scheduled")
             return NOTHING
         num_tokens = sum(seq.num_scheduled_tokens for seq in batch)
         token_ids = self.runner.run(batch, is_prefill)
-        lengths = [seq.num_tokens for seq in batch]
+        # One that was aborted meanwhile was reported by abort(); reporting it again would end it twice.
+        lengths = [None if seq.is_finished else seq.num_tokens for seq in batch]
         self.scheduler.postprocess(batch, token_ids)
         progress = tuple(
             RequestProgress(
                 seq.request_id or "", seq.last_token if seq.num_tokens > length else None, seq.finish_reason, seq.stop_reason
             )
             for seq, length in zip(batch, lengths, strict=True)
-            if seq.num_tokens > length or seq.is_finished
+            if length is not None and (seq.num_tokens > length or seq.is_finished)
         )
         return StepOutput(tuple(batch), is_prefill, num_tokens, progress)
 
     def abort(self, request_id: str) -> Sequence | None:
-        """End a live request now; unknown ids are ignored."""
+        """End a live request now and return it, since no later step mentions it; unknown ids are ignored."""
         return self.scheduler.abort(request_id)
 
     def generate(
         self, prompts: Iterable[str | SequenceABC[int]], sampling_params: SamplingParams | None = None
     ) -> list[list[int]]:
-        """Run all prompts to their ends; completion token ids in the order of the prompts."""
-        sequences = [self.add_prompt(prompt, sampling_params) for prompt in prompts]
-        while not all(seq.is_finished for seq in sequences):
-            self.step()
+        """Run all prompts to their ends; completion token ids in the order of the prompts.
+
+        A refused prompt or a failing step leaves none of them behind in the queues.
+        """
+        sequences: list[Sequence] = []
+        try:
+            for prompt in [prompts] if isinstance(prompts, str) else prompts:
+                sequences.append(self.add_prompt(prompt, sampling_params))
+            while not all(seq.is_finished for seq in sequences):
+                self.step()
+        except BaseException:
+            for seq in sequences:
+                self.abort(seq.request_id or "")
+            raise
         return [seq.completion_token_ids for seq in sequences]

@@ -11,15 +11,16 @@ is never dropped: it sits in exactly one of the two queues until it is finished.
 
 from bisect import insort
 from collections import deque
-from collections.abc import Collection, Sequence as SequenceABC
+from collections.abc import Collection
+from collections.abc import Sequence as SequenceABC
 from typing import Literal
 
 from minivllm_plugin.engine.admission import check_integer, check_prompt_fits
 from minivllm_plugin.engine.block_manager import BlockManager
-from minivllm_plugin.engine.sequence import FAILED_TOKEN, FinishReason, Sequence, SequenceStatus
+from minivllm_plugin.engine.sequence import FAILED_TOKEN, MAX_TOKEN_ID, FinishReason, Sequence, SequenceStatus
 from minivllm_plugin.errors import ConfigError, InvalidRequestError
 
-__all__ = ["SchedulingPolicy", "Scheduler"]
+__all__ = ["Scheduler", "SchedulingPolicy"]
 
 SchedulingPolicy = Literal["fcfs", "priority"]
 
@@ -32,7 +33,7 @@ class Scheduler:
         max_num_batched_tokens: most tokens computed in one step; cached tokens do not count.
         max_cached_blocks: blocks in the KV pool.
         block_size: tokens per block.
-        eos: token id that ends a sequence unless it ignores EOS.
+        eos: token id that ends a sequence unless it ignores EOS; -1 for a model that has none.
         end_token_ids: further ids that end it in the same way (a chat model may have several).
         enable_chunked_prefill: mixed batches, prompts computed in pieces.
         enable_prefix_caching: reuse blocks whose tokens and history are equal.
@@ -58,6 +59,7 @@ class Scheduler:
         check_integer("max_num_sequences", max_num_sequences, at_least=1)
         check_integer("max_num_batched_tokens", max_num_batched_tokens, at_least=1)
         check_integer("max_cached_blocks", max_cached_blocks, at_least=1)
+        check_integer("eos", eos, at_least=-1)
         if policy not in ("fcfs", "priority"):
             raise ConfigError(f"policy must be 'fcfs' or 'priority', got {policy!r}")
         self.max_num_sequences = max_num_sequences
@@ -95,7 +97,9 @@ class Scheduler:
                 chunked prefill, more tokens than one step may compute.
         """
         if sequence.status is not SequenceStatus.WAITING or sequence.block_table or sequence.request_id in self._live:
-            raise InvalidRequestError(f"request {sequence.request_id!r} is already in the engine; use a new id and a new Sequence")
+            raise InvalidRequestError(
+                f"request {sequence.request_id!r} is already in the engine, or was; use a new id and a new Sequence"
+            )
         if sequence.block_size not in (None, self.block_size):
             raise InvalidRequestError(
                 f"block_size={sequence.block_size} of the sequence differs from the scheduler's {self.block_size}; leave it out"
@@ -107,7 +111,7 @@ class Scheduler:
             max_num_batched_tokens=None if self.enable_chunked_prefill else self.max_num_batched_tokens,
         )
         if sequence.request_id is None:
-            sequence.request_id = f"request-{self._num_arrivals}"
+            sequence.request_id = self._unused_id()
         sequence.block_size = self.block_size
         self._live[sequence.request_id] = sequence
         self._arrivals[sequence.request_id] = self._num_arrivals
@@ -136,35 +140,46 @@ class Scheduler:
 
         Returns:
             The sequences, each with ``num_scheduled_tokens`` >= 1, and whether any prompt token is computed (or computed
-            again after a preemption). Empty only when both queues are empty.
+            again after a preemption; in the classic mode: whether anybody was admitted). Empty only when both queues are
+            empty.
         """
         self.num_steps += 1
         for sequence in self.running:
             sequence.num_scheduled_tokens = 0
         if self.enable_chunked_prefill:
-            batch = self._schedule_mixed()
+            batch, is_prefill = self._schedule_mixed(), False
         else:
-            batch = self._schedule_prefill() or self._schedule_decode()
-        return batch, any(_computes_prompt(sequence) for sequence in batch)
+            batch = self._schedule_prefill()
+            is_prefill = bool(batch)
+            batch = batch or self._schedule_decode()
+        return batch, is_prefill or any(_computes_prompt(sequence) for sequence in batch)
 
     def postprocess(self, seqs: SequenceABC[Sequence], token_ids: SequenceABC[int]) -> None:
         """Take in what the runner computed: one sampled token per sequence of the preceding :meth:`schedule`.
 
         The token of a sequence that is only partly prefilled, or that was aborted meanwhile, is ignored.
-        ``FAILED_TOKEN`` ends its sequence with reason ``error``.
+        ``FAILED_TOKEN`` ends its sequence with reason ``error``, and what it computed is not offered to others.
+
+        Raises:
+            ValueError: another number of tokens than of sequences, or something that is no token id; nothing was changed.
         """
         if len(seqs) != len(token_ids):
             raise ValueError(f"{len(seqs)} sequences but {len(token_ids)} tokens")
+        for token_id in token_ids:
+            if not FAILED_TOKEN <= token_id <= MAX_TOKEN_ID:
+                raise ValueError(f"the runner returned {token_id}, which is neither a token id nor FAILED_TOKEN")
         for sequence, token_id in zip(seqs, token_ids, strict=True):
             if sequence.status is not SequenceStatus.RUNNING or not sequence.num_scheduled_tokens:
                 continue
             sequence.num_computed_tokens += sequence.num_scheduled_tokens
             sequence.num_scheduled_tokens = 0
-            self.block_manager.commit(sequence)
-            if sequence.num_uncomputed_tokens:
-                continue
-            if token_id == FAILED_TOKEN:
+            is_complete = not sequence.num_uncomputed_tokens
+            if is_complete and token_id == FAILED_TOKEN:
+                self.block_manager.forget(sequence)  # or the next request with this prefix would fail on it, too
                 self._finish(sequence, "error")
+                continue
+            self.block_manager.commit(sequence)
+            if not is_complete:
                 continue
             sequence.append_token(token_id)
             reason = self._end_reason(sequence, token_id)
@@ -176,7 +191,12 @@ class Scheduler:
 
         Its full blocks stay in the prefix index, so what nobody takes meanwhile is not computed twice. Under the
         ``priority`` policy it returns to its place in that order.
+
+        Raises:
+            InvalidRequestError: it is not running here.
         """
+        if seq.status is not SequenceStatus.RUNNING or self._live.get(seq.request_id or "") is not seq:
+            raise InvalidRequestError(f"request {seq.request_id!r} is not running; only a running sequence can be preempted")
         self.running.remove(seq)
         self.block_manager.deallocate(seq)
         seq.status = SequenceStatus.WAITING
@@ -210,7 +230,7 @@ class Scheduler:
         batch: list[Sequence] = []
         budget = self.max_num_batched_tokens
         preemptions = self.num_preemptions
-        order = self._least_recently_scheduled()
+        order = self._turn_order()
         decodes_left = sum(1 for seq in order if seq.num_uncomputed_tokens == 1)
         for seq in order:
             if not budget:
@@ -242,7 +262,7 @@ class Scheduler:
 
     def _schedule_decode(self) -> list[Sequence]:
         batch: list[Sequence] = []
-        for seq in self._least_recently_scheduled():
+        for seq in self._turn_order():
             if len(batch) == self.max_num_batched_tokens:
                 break
             if seq.status is SequenceStatus.RUNNING and self._make_room(seq):
@@ -300,8 +320,14 @@ class Scheduler:
             seq.first_scheduled_step = self.num_steps
         batch.append(seq)
 
-    def _least_recently_scheduled(self) -> list[Sequence]:
-        """Running sequences, longest without a turn first; of equals, decodes before prompts, then by admission."""
+    def _turn_order(self) -> list[Sequence]:
+        """Running sequences, longest without a turn first; of equals, decodes before prompts, then by admission.
+
+        Under the ``priority`` policy by rank alone: whoever has a place in the batch is no victim any more, so the one that
+        needs a block must come before all those that should make room for it.
+        """
+        if self.policy == "priority":
+            return sorted(self.running, key=self._rank)
         return sorted(self.running, key=lambda seq: (seq.last_scheduled_step, seq.num_uncomputed_tokens > 1))
 
     # --- endings and order -------------------------------------------------------------------------------------
@@ -311,7 +337,7 @@ class Scheduler:
         if seq.num_completion_tokens >= params.min_tokens:
             if token_id in self.end_token_ids and not seq.ignore_eos:
                 return "stop"
-            if token_id in params.stop_token_ids:
+            if token_id in (params.stop_token_ids or ()):
                 seq.stop_reason = token_id
                 return "stop"
         if seq.max_tokens is not None and seq.num_completion_tokens >= seq.max_tokens:
@@ -337,6 +363,12 @@ class Scheduler:
             self.waiting.append(seq)
         else:
             insort(self.waiting, seq, key=self._rank)
+
+    def _unused_id(self) -> str:
+        number = self._num_arrivals
+        while f"request-{number}" in self._live:  # somebody chose such a name
+            number += 1
+        return f"request-{number}"
 
     def _rank(self, seq: Sequence) -> tuple[int, int]:
         assert seq.request_id is not None

@@ -4,6 +4,8 @@ Written by the Scheduler and the BlockManager on the engine thread, by nobody el
 list, so they cannot disagree with it. Text, stop strings and deadlines are not known here.
 """
 
+import secrets
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceABC
 from enum import Enum, auto
 from typing import Literal
@@ -11,12 +13,15 @@ from typing import Literal
 from minivllm_plugin.errors import InvalidRequestError
 from minivllm_plugin.sampling_parameters import SamplingParams
 
-__all__ = ["FAILED_TOKEN", "FinishReason", "Sequence", "SequenceStatus"]
+__all__ = ["FAILED_TOKEN", "MAX_TOKEN_ID", "FinishReason", "Sequence", "SequenceStatus"]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 # What a runner returns for a row that has no usable logits (NaN, everything masked): that request alone ends with "error".
 FAILED_TOKEN = -1
+
+# Token ids travel as signed 64-bit integers: in the chain keys of the prefix index and in the runner's tensors.
+MAX_TOKEN_ID = 2**63 - 1
 
 
 class SequenceStatus(Enum):
@@ -32,7 +37,8 @@ class Sequence:
 
     Args:
         token_ids: the prompt, at least one token id >= 0; copied.
-        block_size: tokens per KV block; left out, the scheduler's own is taken on ``add_sequence``. A different one is refused there.
+        block_size: tokens per KV block; left out, the scheduler's own is taken on ``add_sequence``. A different one is
+            refused there.
         sampling_params: how to decode; default ``SamplingParams()``.
         request_id: unique among live requests; left out, the scheduler numbers it.
         priority: smaller runs first under the ``priority`` policy.
@@ -40,7 +46,8 @@ class Sequence:
         max_model_length: overrides ``sampling_params.max_model_length``.
 
     Raises:
-        InvalidRequestError: the prompt is empty or holds something that is not a token id.
+        InvalidRequestError: the prompt is empty or holds something that is not a token id, or another argument has a type
+            that would only fail later, inside a step that others share.
     """
 
     __slots__ = (
@@ -63,6 +70,7 @@ class Sequence:
         "prompt_cached_tokens",
         "request_id",
         "sampling_params",
+        "sampling_seed",
         "status",
         "stop_reason",
         "token_ids",
@@ -79,15 +87,22 @@ class Sequence:
         cache_salt: str | None = None,
         max_model_length: int | None = None,
     ) -> None:
-        self.token_ids: list[int] = list(token_ids)
-        if not self.token_ids:
-            raise InvalidRequestError("the prompt is empty; pass at least one token")
-        for token in self.token_ids:
-            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-                raise InvalidRequestError(f"token ids must be integers of at least 0, got {token!r}")
+        self.token_ids = _checked_tokens(token_ids)
+        if not isinstance(sampling_params, SamplingParams | None):
+            raise InvalidRequestError(f"sampling_params must be a SamplingParams, got {sampling_params!r}")
+        _check_optional_string("request_id", request_id)
+        _check_optional_string("cache_salt", cache_salt)
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidRequestError(f"priority must be an integer (smaller runs first), got {priority!r}")
+        if max_model_length is not None and (
+            isinstance(max_model_length, bool) or not isinstance(max_model_length, int) or max_model_length < 1
+        ):
+            raise InvalidRequestError(f"max_model_length must be an integer of at least 1 or None, got {max_model_length!r}")
         self.num_prompt_tokens = len(self.token_ids)
         self.block_size = block_size
         self.sampling_params = sampling_params if sampling_params is not None else SamplingParams()
+        seed = self.sampling_params.seed
+        self.sampling_seed = seed if seed is not None else secrets.randbits(64)
         self.max_model_length = max_model_length if max_model_length is not None else self.sampling_params.max_model_length
         self.request_id = request_id
         self.priority = priority
@@ -182,3 +197,20 @@ class Sequence:
             f"Sequence({self.request_id!r}, {self.status.name}, prompt={self.num_prompt_tokens}, "
             f"completion={self.num_completion_tokens}, computed={self.num_computed_tokens}, blocks={self.block_table})"
         )
+
+
+def _checked_tokens(token_ids: object) -> list[int]:
+    if not isinstance(token_ids, Iterable):
+        raise InvalidRequestError(f"the prompt must be a list of token ids, got {token_ids!r}")
+    tokens = list(token_ids)
+    if not tokens:
+        raise InvalidRequestError("the prompt is empty; pass at least one token")
+    for token in tokens:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= MAX_TOKEN_ID:
+            raise InvalidRequestError(f"token ids must be integers between 0 and {MAX_TOKEN_ID}, got {token!r}")
+    return tokens
+
+
+def _check_optional_string(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequestError(f"{name} must be a string or None, got {value!r}")
