@@ -1,1 +1,1 @@
-"""TODO"""
+"""Tensors: weights, KV cache, batches and sampling. Everything here runs on the engine thread."""

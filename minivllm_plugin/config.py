@@ -1,0 +1,110 @@
+"""How one engine is set up. Frozen and validated; knows no torch. The model's own limits are applied when it is loaded."""
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from minivllm_plugin.errors import ConfigError
+
+__all__ = ["EngineConfig"]
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPE_NAMES = {
+    **{name: name for name in ("auto", "float32", "bfloat16", "float16")},
+    **{"float": "float32", "fp32": "float32", "bf16": "bfloat16", "half": "float16", "fp16": "float16"},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """Settings of an engine.
+
+    Attributes:
+        model: catalog name, hub id, directory or ``.gguf`` file.
+        dtype: of weights and KV cache; ``auto`` is the checkpoint's on a GPU, float32 on a CPU below a billion parameters.
+        device: ``auto`` (cuda if there is one, else cpu), ``cpu``, ``cuda``, ``cuda:1``, …
+        load_format: ``auto`` reads files; ``dummy`` gives seeded random weights with no file and no network.
+        max_model_len: context window in tokens; None takes the model's own, bounded by the pool.
+        max_num_sequences: most requests that run at once.
+        max_num_batched_tokens: most tokens computed in one step.
+        block_size: tokens per KV block.
+        num_blocks: KV blocks in the pool; excludes ``kv_cache_bytes``.
+        kv_cache_bytes: memory for the pool; None takes 1 GiB, or an eighth of the machine's memory if that is less.
+        enable_prefix_caching: share the K/V of equal prefixes.
+        enable_chunked_prefill: compute long prompts in pieces beside running requests.
+        max_queue_size: most requests that wait beyond those that run; one more is refused.
+        scheduling_policy: ``fcfs`` or ``priority``.
+        seed: of dummy weights.
+        revision: of a hub model.
+        chat_template: replaces the model's own (Jinja text).
+
+    Raises:
+        ConfigError: naming the field, its value and what is allowed.
+    """
+
+    model: str = "smollm2-135m"
+    dtype: str = "auto"
+    device: str = "auto"
+    load_format: str = "auto"
+    max_model_len: int | None = None
+    max_num_sequences: int = 64
+    max_num_batched_tokens: int = 512
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    max_queue_size: int = 1024
+    scheduling_policy: str = "fcfs"
+    seed: int = 0
+    revision: str | None = None
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model.strip():
+            raise ConfigError(f"model must be a name or a path, got {self.model!r}")
+        object.__setattr__(self, "dtype", _choice("dtype", _dtype_name(self.dtype), DTYPE_NAMES))
+        _choice("load_format", self.load_format, ("auto", "dummy"))
+        _choice("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
+        if not isinstance(self.device, str) or self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps", "xpu"):
+            raise ConfigError(f"device must be auto, cpu, cuda, mps or xpu (cuda:1 for the second), got {self.device!r}")
+        for name, at_least in (("max_num_sequences", 1), ("max_num_batched_tokens", 1), ("block_size", 1), ("max_queue_size", 0)):
+            _integer(name, getattr(self, name), at_least)
+        for name in ("max_model_len", "num_blocks", "kv_cache_bytes"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 1)
+        _integer("seed", self.seed, 0)
+        if self.num_blocks is not None and self.kv_cache_bytes is not None:
+            raise ConfigError(f"num_blocks={self.num_blocks} and kv_cache_bytes={self.kv_cache_bytes} both set the pool; give one")
+        for name in ("enable_prefix_caching", "enable_chunked_prefill"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if not self.enable_chunked_prefill and self.max_model_len and self.max_model_len > self.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_model_len={self.max_model_len} is greater than max_num_batched_tokens={self.max_num_batched_tokens}: without "
+                "chunked prefill a prompt is computed in one step; raise max_num_batched_tokens or leave enable_chunked_prefill on"
+            )
+
+    @classmethod
+    def from_options(cls, model: str, options: dict[str, Any]) -> "EngineConfig":
+        """From keyword arguments, refusing unknown ones by name."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(options) - known)
+        if unknown:
+            raise ConfigError(f"unknown engine option {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        return cls(model=model, **options)
+
+
+def _dtype_name(value: object) -> object:
+    name = str(value).removeprefix("torch.") if not isinstance(value, str) and type(value).__module__ == "torch" else value
+    return DTYPE_NAMES.get(name, name) if isinstance(name, str) else name
+
+
+def _choice(name: str, value: object, allowed: Any) -> object:
+    if not isinstance(value, str) or value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+    return value
+
+
+def _integer(name: str, value: object, at_least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ConfigError(f"{name} must be an integer of at least {at_least}, got {value!r}")

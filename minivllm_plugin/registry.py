@@ -1,0 +1,89 @@
+"""Model name -> live engine: the only process global, and its lock. Adapters ask here, so that all of them share one engine.
+
+Loading runs outside the lock, one load per name; whoever asks meanwhile waits for it. A dead or closed engine is replaced
+at the next call.
+"""
+
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from minivllm_plugin.config import EngineConfig
+from minivllm_plugin.errors import ConfigError
+from minivllm_plugin.serving.llm import LLM
+
+__all__ = ["close", "close_all", "configure", "get_llm", "loaded"]
+
+_lock = threading.Lock()
+_engines: dict[str, "Future[LLM]"] = {}
+_options: dict[str, dict[str, Any]] = {}
+
+
+def configure(name: str, **options: Any) -> None:
+    """Set the engine options that the first use of ``name`` will load with.
+
+    Raises:
+        ConfigError: an option is unknown or impossible, or the engine is loaded already.
+    """
+    EngineConfig.from_options(name, options)
+    with _lock:
+        future = _engines.get(name)
+        if future is not None and not _replaceable(future) and options != _options.get(name, {}):
+            raise ConfigError(f"{name!r} is loaded with other options already; close({name!r}) first")
+        _options[name] = dict(options)
+
+
+def get_llm(name: str, **options: Any) -> LLM:
+    """The live engine of ``name``, loaded on first use. From any thread.
+
+    Args:
+        options: engine options; once the engine is loaded they must equal those it was loaded with.
+
+    Raises:
+        ConfigError, ModelError: it cannot be loaded; the next call tries again.
+    """
+    if options:
+        configure(name, **options)
+    with _lock:
+        future = _engines.get(name)
+        mine = future is None or _replaceable(future)
+        if mine:
+            future = _engines[name] = Future()
+        chosen = dict(_options.get(name, {}))
+    assert future is not None
+    if mine:
+        try:
+            future.set_result(LLM(name, **chosen))
+        except BaseException as error:
+            future.set_exception(error)
+            raise
+    return future.result()
+
+
+def loaded() -> dict[str, LLM]:
+    """The engines that serve now, by name."""
+    with _lock:
+        futures = dict(_engines)
+    return {name: future.result() for name, future in futures.items() if future.done() and not _replaceable(future)}
+
+
+def close(name: str) -> None:
+    """Close the engine of ``name`` and forget its options. Unknown names are ignored."""
+    with _lock:
+        future = _engines.pop(name, None)
+        _options.pop(name, None)
+    if future is not None and future.exception() is None:
+        future.result().close()
+
+
+def close_all() -> None:
+    """Close every engine."""
+    with _lock:
+        names = list(_engines)
+    for name in names:
+        close(name)
+
+
+def _replaceable(future: "Future[LLM]") -> bool:
+    """It failed to load, or what it loaded no longer serves."""
+    return future.done() and (future.exception() is not None or not future.result().is_healthy)

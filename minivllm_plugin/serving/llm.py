@@ -1,0 +1,277 @@
+"""LLM: an engine in the caller's process, with vLLM's names. Any thread and any event loop may use one object at once.
+
+Owns the pairing of a service with its tokenizer and the forms in which prompts come in. Callers' threads tokenise and
+check; the engine thread computes.
+"""
+
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minivllm_plugin.config import EngineConfig
+from minivllm_plugin.engine.admission import check_request
+from minivllm_plugin.engine.llm_engine import LLMEngine
+from minivllm_plugin.engine.snapshot import EngineSnapshot
+from minivllm_plugin.errors import InvalidRequestError
+from minivllm_plugin.sampling_parameters import SamplingParams
+from minivllm_plugin.serving import batch
+from minivllm_plugin.serving.chat import render_chat
+from minivllm_plugin.serving.detokenizer import Detokenizer
+from minivllm_plugin.serving.loading import Loaded, load
+from minivllm_plugin.serving.outbox import Outbox
+from minivllm_plugin.serving.outputs import RequestOutput
+from minivllm_plugin.serving.prompts import Prompt, TokenizedPrompt, as_prompt_list, one_for_each, tokenize_prompt
+from minivllm_plugin.serving.service import EngineService, Request
+from minivllm_plugin.serving.stream import RequestStream
+from minivllm_plugin.serving.tokenizer import Tokenizer
+
+__all__ = ["LLM"]
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model, ready to answer.
+
+    Args:
+        model: catalog name, hub id, directory or ``.gguf`` file.
+        options: fields of :class:`minivllm_plugin.config.EngineConfig`.
+
+    Raises:
+        ConfigError, ModelError: from the constructor; nothing is left running.
+    """
+
+    def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
+        self.config = EngineConfig.from_options(model, options)
+        loaded: list[Loaded] = []
+
+        def build() -> LLMEngine:
+            engine, about = load(self_config)
+            loaded.append(about)
+            return engine
+
+        self_config = self.config  # the closure must not hold the LLM, or it could never be collected
+        self._service = EngineService(build, name=model, max_unfinished=self.config.max_num_sequences + self.config.max_queue_size)
+        self._service.wait_started()
+        self._loaded = loaded[0]
+        weakref.finalize(self, self._service.close_soon)
+
+    # --- about ---------------------------------------------------------------------------------------------------
+
+    @property
+    def model_name(self) -> str:
+        return self.config.model
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """None for dummy weights without tokenizer files."""
+        return self._loaded.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and completion together: the model's window, the pool or the setting, whichever is least."""
+        return self._loaded.limits.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        return self._loaded.limits.vocab_size
+
+    @property
+    def num_blocks(self) -> int:
+        return self._loaded.num_blocks
+
+    @property
+    def dtype(self) -> str:
+        return self._loaded.dtype
+
+    @property
+    def device(self) -> str:
+        return self._loaded.device
+
+    @property
+    def is_healthy(self) -> bool:
+        """True while requests are served; False once closed or dead."""
+        return self._service.is_healthy
+
+    def snapshot(self) -> EngineSnapshot:
+        """Queues, pool and totals as of a recent step."""
+        return self._service.snapshot()
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What the model's ``generation_config.json`` recommends, without a token limit."""
+        return SamplingParams(max_tokens=None).replace(**self._loaded.generation_defaults)
+
+    def count_tokens(self, prompt: Prompt | Messages) -> int:
+        """Tokens of a prompt, or of a conversation as :meth:`chat` would render it."""
+        if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            return len(self._render(prompt, {}))  # type: ignore[arg-type]  # a list of mappings is a conversation
+        return len(tokenize_prompt(prompt, self.tokenizer).token_ids)  # type: ignore[arg-type]
+
+    # --- many at once --------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete all prompts; results in their order.
+
+        Args:
+            prompts: text, token ids, a dictionary, or a list of these.
+            sampling_params: one for all, or one each; None is vLLM's default of 16 tokens with the model's own sampling.
+            use_tqdm: show a progress bar on standard error.
+
+        Raises:
+            InvalidRequestError: any prompt or parameter is bad; then none has been started.
+        """
+        tokenized = [tokenize_prompt(prompt, self.tokenizer) for prompt in as_prompt_list(prompts)]
+        params = one_for_each(sampling_params, len(tokenized), self.default_sampling_params().replace(max_tokens=16))
+        return self._run_all(tokenized, params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several; always a list. None for ``sampling_params`` runs until the model ends."""
+        several = bool(messages) and isinstance(messages[0], Sequence) and not isinstance(messages[0], str)
+        conversations: Any = messages if several else [messages]
+        options = _template_options(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
+        rendered = [TokenizedPrompt(self._render(conversation, options)) for conversation in conversations]
+        params = one_for_each(sampling_params, len(rendered), self.default_sampling_params())
+        return self._run_all(rendered, params, use_tqdm)
+
+    # --- one at a time -------------------------------------------------------------------------------------------
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestStream:
+        """Start one prompt and iterate over what comes: ``for delta in llm.stream("…"): print(delta.text)``."""
+        return self.submit(prompt, sampling_params)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        timeout: float | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> RequestStream:
+        """Check and queue one prompt; the handle is iterated, awaited or asked for its ``result()``.
+
+        Args:
+            request_id: unique among unfinished requests; None takes a number.
+            timeout: seconds from now until the request is aborted with RequestTimeoutError.
+            priority: smaller goes first under ``scheduling_policy="priority"``.
+            cache_salt: share cached prefixes only with requests of the same salt.
+
+        Raises:
+            InvalidRequestError, ContextWindowExceededError: it can never be served.
+            QueueFullError, EngineClosedError, EngineDeadError: it cannot be served now.
+        """
+        tokenized = tokenize_prompt(prompt, self.tokenizer)
+        params = one_for_each(sampling_params, 1, self.default_sampling_params().replace(max_tokens=16))[0]
+        return self._submit(tokenized, params, request_id, timeout, priority, cache_salt)
+
+    def submit_chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+        timeout: float | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> RequestStream:
+        """:meth:`submit` for a conversation, rendered by the model's chat template."""
+        options = _template_options(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
+        tokenized = TokenizedPrompt(self._render(messages, options))
+        params = one_for_each(sampling_params, 1, self.default_sampling_params())[0]
+        return self._submit(tokenized, params, request_id, timeout, priority, cache_salt)
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the next step; its reader sees reason ``abort``. Unknown ids are ignored."""
+        self._service.abort(request_id)
+
+    def close(self) -> None:
+        """Stop the engine and give its memory back. Unfinished requests fail with EngineClosedError. Idempotent."""
+        self._service.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # --- helpers -------------------------------------------------------------------------------------------------
+
+    def _render(self, messages: Messages, options: Mapping[str, Any]) -> list[int]:
+        if self.tokenizer is None:
+            raise InvalidRequestError("this model has no tokenizer (dummy weights); pass token ids to generate() or submit()")
+        return render_chat(self.tokenizer, messages, chat_template=self.config.chat_template, **options)
+
+    def _submit(
+        self,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        request_id: str | None = None,
+        timeout: float | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> RequestStream:
+        if params.stop and self.tokenizer is None:
+            raise InvalidRequestError(f"stop={params.stop!r} needs a tokenizer, and this model has none; use stop_token_ids")
+        if timeout is not None and not timeout > 0:
+            raise InvalidRequestError(f"timeout={timeout} must be greater than 0 seconds, or None")
+        check_request(prompt.token_ids, params, self._loaded.limits)
+        identity = request_id if request_id is not None else self._service.next_request_id()
+        service = self._service
+        outbox = Outbox(on_lost_reader=lambda: service.abort(identity))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        # The stream exists before the request is queued, so that nothing can be queued that nobody can abort.
+        stream = RequestStream(
+            request_id=identity,
+            prompt=prompt.text,
+            prompt_token_ids=prompt.token_ids,
+            detokenizer=Detokenizer(self.tokenizer, params, prompt.token_ids),
+            outbox=outbox,
+            deadline=deadline,
+            has_stop_strings=bool(params.stop),
+        )
+        salt = cache_salt if cache_salt is not None else prompt.cache_salt
+        service.submit(Request(identity, prompt.token_ids, params, outbox, priority, salt, deadline))
+        stream.arm(service.abort)
+        return stream
+
+    def _run_all(self, prompts: list[TokenizedPrompt], params: list[SamplingParams], progress: bool) -> list[RequestOutput]:
+        for prompt, one in zip(prompts, params, strict=True):
+            check_request(prompt.token_ids, one, self._loaded.limits)
+        jobs = [lambda prompt=prompt, one=one: self._submit(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        return batch.run_all(jobs, progress=progress)
+
+
+def _template_options(
+    tools: Sequence[Mapping[str, Any]] | None,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    chat_template_kwargs: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    return {
+        "tools": tools,
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+        "template_kwargs": dict(chat_template_kwargs or {}),
+    }

@@ -1,0 +1,101 @@
+"""From an EngineConfig to a running engine: files fetched, weights read, pool sized, scheduler and runner tied together.
+
+The one place where model limits and engine settings meet.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from minivllm_plugin.config import EngineConfig
+from minivllm_plugin.engine.admission import Limits
+from minivllm_plugin.engine.llm_engine import LLMEngine
+from minivllm_plugin.engine.scheduler import Scheduler
+from minivllm_plugin.errors import ConfigError
+from minivllm_plugin.models.catalog import resolve
+from minivllm_plugin.serving.tokenizer import Tokenizer
+
+__all__ = ["Loaded", "load"]
+
+logger = logging.getLogger(__name__)
+
+NO_EOS = -1  # equal to no token: a model whose files name no end token runs until max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What loading leaves behind for the serving side; the engine itself stays on its thread."""
+
+    limits: Limits
+    tokenizer: Tokenizer | None
+    generation_defaults: Mapping[str, float]
+    num_blocks: int
+    device: str
+    dtype: str
+
+
+def load(config: EngineConfig) -> tuple[LLMEngine, Loaded]:
+    """Build the engine. Runs on the engine thread; imports torch only here.
+
+    Raises:
+        ConfigError: a setting does not go with the model.
+        ModelError: the model cannot be had.
+    """
+    from minivllm_plugin.models.loader import load_model
+    from minivllm_plugin.runner.kv_cache import plan_num_blocks
+    from minivllm_plugin.runner.model_runner import ModelRunner
+
+    device = _device(config.device)
+    source = resolve(config.model, revision=config.revision)
+    model = load_model(source, dtype=config.dtype, device=device, load_format=config.load_format, seed=config.seed)
+    tokenizer = Tokenizer.load(model.directory) if model.directory is not None else None
+    ends = tuple(dict.fromkeys((*model.config.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ()))))
+    _check_window(config, model.config.max_position_embeddings)
+
+    runner = ModelRunner(model, ends)
+    cache = runner.allocate_kv_cache(plan_num_blocks(config, model.config, model.dtype), config.block_size)
+    scheduler = Scheduler(
+        config.max_num_sequences,
+        config.max_num_batched_tokens,
+        cache.num_blocks,
+        cache.block_size,
+        ends[0] if ends else NO_EOS,
+        end_token_ids=ends[1:],
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        enable_prefix_caching=config.enable_prefix_caching,
+        policy=config.scheduling_policy,
+    )
+    pool_tokens = cache.num_blocks * cache.block_size
+    window = min(config.max_model_len or model.config.max_position_embeddings, pool_tokens)
+    if not config.enable_chunked_prefill:
+        window = min(window, config.max_num_batched_tokens)
+    limits = Limits(vocab_size=model.config.vocab_size, max_model_len=window)
+    logger.info(
+        "%s on %s as %s: %d KV blocks of %d tokens (%d MiB), context window %d of the model's %d",
+        config.model,
+        device,
+        str(model.dtype).removeprefix("torch."),
+        cache.num_blocks,
+        cache.block_size,
+        cache.num_bytes >> 20,
+        window,
+        model.config.max_position_embeddings,
+    )
+    engine = LLMEngine(scheduler, runner, limits, tokenizer.encode if tokenizer else None)
+    dtype = str(model.dtype).removeprefix("torch.")
+    return engine, Loaded(limits, tokenizer, model.generation_defaults, cache.num_blocks, device, dtype)
+
+
+def _device(device: str) -> str:
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device={device!r}, but torch sees no CUDA device; use device='cpu' or install a CUDA build of torch")
+    return device
+
+
+def _check_window(config: EngineConfig, model_max: int) -> None:
+    if config.max_model_len is not None and config.max_model_len > model_max:
+        raise ConfigError(f"max_model_len={config.max_model_len} is greater than the {model_max} positions of {config.model!r}; lower it")

@@ -1,0 +1,312 @@
+"""The engine thread: takes requests from any thread, runs steps, hands out progress, and dies in the open.
+
+Owns the thread, the inbox and the outboxes' writing end. Everything that touches the engine happens on its thread; other
+threads only put into the inbox. No text, no model names, no LiteLLM here.
+
+Life: starting -> serving -> closed, or dead. Whatever ends it fails every waiter at once with the cause.
+"""
+
+import itertools
+import logging
+import os
+import queue
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from minivllm_plugin.engine.llm_engine import LLMEngine, RequestProgress, StepOutput
+from minivllm_plugin.engine.sequence import Sequence
+from minivllm_plugin.engine.snapshot import EngineSnapshot, take_snapshot
+from minivllm_plugin.errors import (
+    EngineClosedError,
+    EngineDeadError,
+    EngineError,
+    InvalidRequestError,
+    MinivllmError,
+    QueueFullError,
+    RequestFailedError,
+    RequestTimeoutError,
+)
+from minivllm_plugin.sampling_parameters import SamplingParams
+from minivllm_plugin.serving.outbox import Ended, Failed, Outbox
+
+__all__ = ["EngineService", "Request"]
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_INTERVAL = 0.05  # seconds between published snapshots while busy
+
+State = Literal["starting", "serving", "closed", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One accepted request on its way to the engine. ``deadline`` is on ``time.monotonic()``'s clock."""
+
+    request_id: str
+    token_ids: list[int]
+    params: SamplingParams
+    outbox: Outbox
+    priority: int = 0
+    cache_salt: str | None = None
+    deadline: float | None = None
+
+
+@dataclass(slots=True)
+class _Live:
+    """What the engine thread remembers of a request between steps."""
+
+    request: Request
+    sequence: Sequence
+
+    def note(self, **moments: float | int) -> None:
+        outbox = self.request.outbox
+        outbox.metrics = replace(outbox.metrics, **moments)  # type: ignore[arg-type]  # field names are checked by replace
+
+
+class EngineService:
+    """Runs an engine on a thread of its own.
+
+    Args:
+        build: makes the engine; called on the engine thread, so that all tensor work of this engine happens there (OpenMP
+            keeps a team of threads per calling thread).
+        name: for the thread's name and for messages.
+        max_unfinished: most requests accepted and not yet ended.
+    """
+
+    def __init__(self, build: Callable[[], LLMEngine], *, name: str, max_unfinished: int) -> None:
+        self.name = name
+        self._build: Callable[[], LLMEngine] | None = build
+        self._max_unfinished = max_unfinished
+        self._inbox: queue.SimpleQueue[Request | str | None] = queue.SimpleQueue()  # a request, an id to abort, None to close
+        self._state: State = "starting"
+        self._cause: BaseException | None = None
+        self._snapshot: EngineSnapshot | None = None
+        self._ids = (f"request-{number}" for number in itertools.count())
+        self._accepted: set[str] = set()
+        # Guards state and accepted ids, so that a request is either in the inbox before the end of the engine, and failed
+        # by it, or refused. Held for a few instructions.
+        self._gate = threading.Lock()
+        self._started = threading.Event()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._main, name=f"minivllm-engine-{name}", daemon=True)
+        self._thread.start()
+        weakref.finalize(self, _stop_thread, self._inbox, self._thread).atexit = True
+
+    # --- any thread ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_healthy(self) -> bool:
+        """True while requests are served."""
+        return self._state == "serving" and self._thread.is_alive() and os.getpid() == self._pid
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._accepted)
+
+    def wait_started(self) -> None:
+        """Block until the engine is built; raise what building it raised."""
+        self._started.wait()
+        if self._cause is not None:
+            if isinstance(self._cause, MinivllmError):
+                raise self._cause
+            raise EngineDeadError(f"engine {self.name!r} could not start: {self._cause!r}") from self._cause
+
+    def next_request_id(self) -> str:
+        """An id that this service has not given before."""
+        return next(self._ids)
+
+    def submit(self, request: Request) -> None:
+        """Queue a checked request.
+
+        Raises:
+            EngineClosedError, EngineDeadError: nobody would serve it.
+            QueueFullError: too many are unfinished.
+            InvalidRequestError: its id is in use.
+        """
+        self._refuse_own_thread()
+        with self._gate:
+            self._raise_unless_serving()
+            if request.request_id in self._accepted:
+                raise InvalidRequestError(f"request id {request.request_id!r} is in use; wait for it to end or take another")
+            if len(self._accepted) >= self._max_unfinished:
+                raise QueueFullError(
+                    f"{len(self._accepted)} requests are unfinished, the limit is {self._max_unfinished} "
+                    "(max_num_sequences + max_queue_size); try again later or raise max_queue_size"
+                )
+            self._accepted.add(request.request_id)
+            self._inbox.put(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the next step, in whatever state it is. Never blocks, takes no lock, ignores unknown ids."""
+        self._inbox.put(request_id)
+
+    def snapshot(self) -> EngineSnapshot:
+        """The state after a recent step: at most 50 ms old while busy, current while idle."""
+        self.wait_started()
+        assert self._snapshot is not None
+        return self._snapshot
+
+    def close_soon(self) -> None:
+        """Ask the thread to stop, without waiting: what the owner's finaliser may do."""
+        self._inbox.put(None)
+
+    def close(self) -> None:
+        """Stop the thread and fail whoever still waits with EngineClosedError. Idempotent; returns when the thread is gone."""
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _raise_unless_serving(self) -> None:
+        if os.getpid() != self._pid:
+            raise EngineDeadError(f"engine {self.name!r} belongs to process {self._pid}: threads do not survive a fork; make a new one here")
+        if self._state == "closed":
+            raise EngineClosedError(f"engine {self.name!r} is closed; make a new one")
+        if self._state == "dead":
+            raise self._died()
+
+    def _died(self) -> EngineDeadError:
+        error = EngineDeadError(f"engine {self.name!r} died: {self._cause!r}")
+        error.__cause__ = self._cause
+        return error
+
+    def _refuse_own_thread(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise EngineError("this call came from the engine's own thread and would wait for itself; hand the work to another thread")
+
+    # --- engine thread -------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        live: dict[str, _Live] = {}
+        try:
+            assert self._build is not None
+            engine = self._build()
+            self._build = None
+            self._snapshot = take_snapshot(engine.scheduler)
+            self._state = "serving"
+            self._started.set()
+            self._serve(engine, live)
+            self._end("closed", lambda: EngineClosedError(f"engine {self.name!r} was closed"), live)
+        except BaseException as error:  # whatever it was, waiters must hear of it
+            if self._state == "serving":
+                logger.exception("engine %r died", self.name)
+            traceback.clear_frames(error.__traceback__)  # they hold weights and KV cache
+            self._cause = error
+            self._end("dead", self._died, live)
+        finally:
+            self._build = None
+            self._started.set()
+
+    def _serve(self, engine: LLMEngine, live: dict[str, _Live]) -> None:
+        published = 0.0
+        while True:
+            if not self._read_inbox(engine, live):
+                return
+            started = time.time()
+            output = engine.step()
+            self._deliver(engine, live, output, started)
+            self._expire(engine, live)
+            now = time.monotonic()
+            if now - published > SNAPSHOT_INTERVAL or not live:
+                self._snapshot = take_snapshot(engine.scheduler)
+                published = now
+
+    def _read_inbox(self, engine: LLMEngine, live: dict[str, _Live]) -> bool:
+        """Take in everything that has arrived, waiting for something if there is nothing to run. False: close."""
+        while True:
+            try:
+                message = self._inbox.get(block=not live)
+            except queue.Empty:
+                return True
+            if message is None:
+                return False
+            if isinstance(message, str):
+                self._abort(engine, live, message)
+            else:
+                self._add(engine, live, message)
+
+    def _add(self, engine: LLMEngine, live: dict[str, _Live], request: Request) -> None:
+        try:
+            sequence = engine.add_prompt(
+                request.token_ids,
+                request.params,
+                request_id=request.request_id,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+            )
+        except InvalidRequestError as error:
+            self._release(request.request_id)
+            request.outbox.put(Failed(error))
+            return
+        live[request.request_id] = _Live(request, sequence)
+
+    def _abort(self, engine: LLMEngine, live: dict[str, _Live], request_id: str) -> None:
+        entry = live.get(request_id)
+        if entry is not None:
+            engine.abort(request_id)
+            self._finish(live, RequestProgress(request_id, None, "abort", None))
+
+    def _deliver(self, engine: LLMEngine, live: dict[str, _Live], output: StepOutput, started: float) -> None:
+        step = engine.scheduler.num_steps
+        for sequence in output.batch:
+            if sequence.first_scheduled_step == step and sequence.request_id in live:
+                live[sequence.request_id].note(first_scheduled_time=started)
+                live[sequence.request_id].request.outbox.num_cached_tokens = sequence.prompt_cached_tokens or 0
+        for progress in output.progress:
+            entry = live[progress.request_id]
+            if entry.request.outbox.metrics.first_token_time is None and progress.token_id is not None:
+                entry.note(first_token_time=time.time())
+            if progress.finish_reason is None:
+                entry.request.outbox.put(progress)
+            else:
+                self._finish(live, progress)
+
+    def _finish(self, live: dict[str, _Live], progress: RequestProgress) -> None:
+        entry = live.pop(progress.request_id)
+        self._release(progress.request_id)
+        entry.note(finished_time=time.time(), num_preemptions=entry.sequence.num_preemptions)
+        if progress.finish_reason == "error":
+            error = RequestFailedError(f"request {progress.request_id!r} failed: its logits were not finite (NaN, or everything masked)")
+            entry.request.outbox.put(Failed(error))
+        else:
+            entry.request.outbox.put(Ended(progress))
+
+    def _expire(self, engine: LLMEngine, live: dict[str, _Live]) -> None:
+        now = time.monotonic()
+        late = [entry.request for entry in live.values() if entry.request.deadline is not None and entry.request.deadline <= now]
+        for request in late:
+            engine.abort(request.request_id)
+            del live[request.request_id]
+            self._release(request.request_id)
+            request.outbox.put(Failed(RequestTimeoutError(f"request {request.request_id!r} did not end before its deadline")))
+
+    def _release(self, request_id: str) -> None:
+        with self._gate:
+            self._accepted.discard(request_id)
+
+    def _end(self, state: State, error: Callable[[], EngineError], live: dict[str, _Live]) -> None:
+        """Fail everybody, each with an exception of their own: a traceback is written into it where it is raised."""
+        with self._gate:
+            self._state = state
+            self._accepted.clear()
+        for entry in live.values():
+            entry.request.outbox.put(Failed(error()))
+        live.clear()
+        while True:  # accepted, but not yet seen by the engine
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(message, Request):
+                message.outbox.put(Failed(error()))
+
+
+def _stop_thread(inbox: "queue.SimpleQueue[Request | str | None]", thread: threading.Thread) -> None:
+    """At interpreter exit, or when the service is collected: tensors must not be in use while Python is taken down."""
+    inbox.put(None)
+    if threading.current_thread() is not thread:
+        thread.join(timeout=30)
