@@ -10,35 +10,60 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-__all__ = ["AliasedEncoder", "control_token_pattern"]
+__all__ = ["AliasedEncoder", "ControlTokens"]
 
 # Plane-16 private use: no text means anything by it, and no regular expression of a pre-tokenizer treats it as a word.
 ALIAS_OPEN, ALIAS_CLOSE = "\U0010fff0", "\U0010fff1"
 
 
-def control_token_pattern(tokens: Iterable[AddedToken]) -> re.Pattern[str]:
-    """Matches any of these tokens the way the tokenizer does: leftmost, then longest. Without tokens it never matches."""
-    alternatives = []
-    for token in sorted(tokens, key=lambda token: len(token.content), reverse=True):
-        text = re.escape(token.content)
-        alternatives.append(rf"(?<!\w){text}(?!\w)" if token.single_word else text)
-    return re.compile("|".join(alternatives) or "(?!)")
+@dataclass(frozen=True, slots=True)
+class ControlTokens:
+    """The texts of all control tokens of one tokenizer.
+
+    Attributes:
+        pattern: matches any of them the way the tokenizer does: leftmost, then longest. Without tokens it never matches.
+        beginnings: every proper prefix of one; text that ends so could become a token with what follows it.
+        endings: every proper suffix of one.
+    """
+
+    pattern: re.Pattern[str]
+    beginnings: tuple[str, ...]
+    endings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tokens: Iterable[AddedToken]) -> "ControlTokens":
+        longest_first = sorted(tokens, key=lambda token: len(token.content), reverse=True)
+        alternatives = []
+        for token in longest_first:
+            text = re.escape(token.content)
+            alternatives.append(rf"(?<!\w){text}(?!\w)" if token.single_word else text)
+        cuts = [(token.content, cut) for token in longest_first for cut in range(1, len(token.content))]
+        return cls(
+            pattern=re.compile("|".join(alternatives) or "(?!)"),
+            beginnings=tuple({text[:cut] for text, cut in cuts}),
+            endings=tuple({text[cut:] for text, cut in cuts}),
+        )
+
+    def count(self, text: str) -> int:
+        """How many control tokens ``text`` holds."""
+        return sum(1 for _ in self.pattern.finditer(text))
 
 
 class AliasedEncoder:
     """Encodes text whose real control tokens were renamed by :meth:`rename`. Read-only after construction."""
 
-    def __init__(self, backend: Backend, special_tokens: Mapping[int, AddedToken]) -> None:
+    def __init__(self, backend: Backend, special_tokens: Mapping[int, AddedToken], pattern: re.Pattern[str]) -> None:
         secret = secrets.token_hex(8)  # nobody can type an alias
         self._alias = {
             token.content: f"{ALIAS_OPEN}{secret}x{token_id:x}{ALIAS_CLOSE}" for token_id, token in special_tokens.items()
         }
-        self._pattern = control_token_pattern(special_tokens.values())
+        self._pattern = pattern
         self._backend = Backend.from_str(json.dumps(_rename_everywhere(json.loads(backend.to_str()), self._alias)))
         self._backend.no_truncation()
         self._backend.no_padding()

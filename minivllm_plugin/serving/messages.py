@@ -155,7 +155,9 @@ def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
     for index, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise InvalidRequestError(f'{where}[{index}] must be {{"function": {{"name": …, "arguments": …}}}}, got {call!r:.100}')
+            raise InvalidRequestError(
+                f'{where}[{index}] must be {{"function": {{"name": …, "arguments": …}}}}, got {call!r:.100}'
+            )
         arguments = _arguments(function.get("arguments"), f"{where}[{index}]")
         result.append({**call, "function": {**function, "arguments": arguments}})
     return result

@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from minivllm_plugin.errors import InvalidRequestError, ModelLoadError
-from minivllm_plugin.serving.control_tokens import AliasedEncoder, control_token_pattern
+from minivllm_plugin.serving.control_tokens import AliasedEncoder, ControlTokens
 from minivllm_plugin.serving.token_text import PieceTable, TextStream
 from minivllm_plugin.serving.tokenizer_files import DEFAULT_TEMPLATE, TokenizerSettings, read_settings
 
@@ -34,7 +34,7 @@ class Tokenizer:
         named_tokens: ``bos_token``, ``eos_token`` … to their text, as a chat template sees them.
         chat_templates: template name to Jinja text.
         chat_template: the default one, or None.
-        control_pattern: matches the text of any control token.
+        control_tokens: the texts of all control tokens.
     """
 
     def __init__(self, backend: Backend, settings: TokenizerSettings | None = None) -> None:
@@ -48,7 +48,7 @@ class Tokenizer:
             token_id: token for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         }
         self.special_ids: frozenset[int] = frozenset(self._special_tokens)
-        self.control_pattern = control_token_pattern(self._special_tokens.values())
+        self.control_tokens = ControlTokens.of(self._special_tokens.values())
         bos = self._id_of("bos_token")
         self.bos_token_id: int | None = settings.bos_token_id if bos is None else bos
         eos = self._id_of("eos_token")
@@ -116,7 +116,7 @@ class Tokenizer:
                 recognised across it.
         """
         whole = text.replace(joint, "") if joint else text
-        if not literals and (whole == text or self._count_control(whole) == self._count_control(text)):
+        if not literals and (whole == text or self.control_tokens.count(whole) == self.control_tokens.count(text)):
             return self._encode(whole, False)
         encoder = self._aliased_encoder()
         replacements: dict[str, str | int | None] = {joint: ""} if joint else {}
@@ -139,13 +139,10 @@ class Tokenizer:
         except TypeError as error:
             raise _not_unicode(text) from error
 
-    def _count_control(self, text: str) -> int:
-        return sum(1 for _ in self.control_pattern.finditer(text))
-
     def _aliased_encoder(self) -> AliasedEncoder:
         with self._aliased_lock:
             if self._aliased is None:
-                self._aliased = AliasedEncoder(self._backend, self._special_tokens)
+                self._aliased = AliasedEncoder(self._backend, self._special_tokens, self.control_tokens.pattern)
             return self._aliased
 
     def _id_of(self, name: str) -> int | None:
