@@ -57,11 +57,14 @@ def fetch_snapshot(source: ModelSource, *, progress: bool = True) -> Path:
         if local is not None and not _full_disk(error):
             return local
         raise ModelDownloadError(_explain(source, error)) from error
-    missing = [name for name in missing_files(path) if name not in TOKENIZER_FILES]
+    missing = missing_files(path)
+    if missing and _is_offline():  # the client returns what it has
+        raise ModelDownloadError(_explain(source, FileNotFoundError(missing[0])))
+    missing = [name for name in missing if name not in TOKENIZER_FILES]  # some repositories have none: ids still work
     if missing:
         raise ModelDownloadError(
-            f"{_label(source)} has no {missing[0]} that can be read here. Name a repository with config.json and "
-            f"*.safetensors weights. {_ways(source)}"
+            f"{_label(source)} has no {missing[0]} (or the hub could not be reached and the local copy is incomplete). Name a "
+            f"repository with config.json and *.safetensors weights. {_ways(source)}"
         )
     return path
 
@@ -115,6 +118,12 @@ def _silent_bar() -> type[Any]:
     return SilentBar
 
 
+def _is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
 def _full_disk(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
@@ -134,7 +143,7 @@ def _explain(source: ModelSource, error: Exception) -> str:
         reason = "does not exist, or is private (then set HF_TOKEN)"
     elif isinstance(error, RevisionNotFoundError):
         reason = f"has no revision {source.revision!r}"
-    elif constants.HF_HUB_OFFLINE:
+    elif _is_offline():
         reason = "is not complete in the local hub cache, and HF_HUB_OFFLINE forbids to fetch it"
     else:
         first_line = (str(error).strip().splitlines() or [""])[0][:300]
