@@ -5,12 +5,16 @@ from typing import Any, Literal
 
 from minivllm_plugin.errors import ConfigError
 
-__all__ = ["EngineConfig"]
+__all__ = ["EngineConfig", "SchedulingPolicy"]
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+SchedulingPolicy = Literal["fcfs", "priority"]
 DTYPE_NAMES = {
     **{name: name for name in ("auto", "float32", "bfloat16", "float16")},
-    **{"float": "float32", "fp32": "float32", "bf16": "bfloat16", "half": "float16", "fp16": "float16"},
+    "float": "float32",
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "half": "float16",
+    "fp16": "float16",
 }
 
 
@@ -54,7 +58,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     max_queue_size: int = 1024
-    scheduling_policy: str = "fcfs"
+    scheduling_policy: SchedulingPolicy = "fcfs"
     seed: int = 0
     revision: str | None = None
     chat_template: str | None = None
@@ -74,14 +78,16 @@ class EngineConfig:
                 _integer(name, getattr(self, name), 1)
         _integer("seed", self.seed, 0)
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
-            raise ConfigError(f"num_blocks={self.num_blocks} and kv_cache_bytes={self.kv_cache_bytes} both set the pool; give one")
+            raise ConfigError(
+                f"num_blocks={self.num_blocks} and kv_cache_bytes={self.kv_cache_bytes} both set the pool; give one"
+            )
         for name in ("enable_prefix_caching", "enable_chunked_prefill"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if not self.enable_chunked_prefill and self.max_model_len and self.max_model_len > self.max_num_batched_tokens:
             raise ConfigError(
-                f"max_model_len={self.max_model_len} is greater than max_num_batched_tokens={self.max_num_batched_tokens}: without "
-                "chunked prefill a prompt is computed in one step; raise max_num_batched_tokens or leave enable_chunked_prefill on"
+                f"max_model_len={self.max_model_len} is greater than max_num_batched_tokens={self.max_num_batched_tokens}: "
+                "without chunked prefill a prompt is computed in one step; raise the latter or leave enable_chunked_prefill on"
             )
 
     @classmethod

@@ -83,7 +83,7 @@ class SamplingParams:
         unknown = sorted(set(changes) - set(values))
         if unknown:
             raise InvalidRequestError(f"unknown sampling parameter {unknown[0]!r}; known are {', '.join(sorted(values))}")
-        return SamplingParams(**{**values, **changes})  # type: ignore[arg-type]  # validated in __post_init__
+        return SamplingParams(**{**values, **changes})
 
 
 def _number(params: SamplingParams, name: str, low: float, high: float, *, low_open: bool = False) -> None:

@@ -13,16 +13,14 @@ from bisect import insort
 from collections import deque
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceABC
-from typing import Literal
 
+from minivllm_plugin.config import SchedulingPolicy
 from minivllm_plugin.engine.admission import check_integer, check_prompt_fits
 from minivllm_plugin.engine.block_manager import BlockManager
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, MAX_TOKEN_ID, FinishReason, Sequence, SequenceStatus
 from minivllm_plugin.errors import ConfigError, InvalidRequestError
 
-__all__ = ["Scheduler", "SchedulingPolicy"]
-
-SchedulingPolicy = Literal["fcfs", "priority"]
+__all__ = ["Scheduler"]
 
 
 class Scheduler:

@@ -4,9 +4,9 @@ from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 
 import torch
-from minivllm_kernels import AttentionMetadata
 from torch import Tensor
 
+from minivllm_kernels import AttentionMetadata
 from minivllm_plugin.engine.sequence import Sequence
 
 __all__ = ["BatchInputs", "build_inputs"]

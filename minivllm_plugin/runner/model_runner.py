@@ -44,7 +44,8 @@ class ModelRunner:
             self._cache = KVCache.allocate(self.model.config, num_blocks, block_size, self.model.dtype, self.device)
         except (RuntimeError, MemoryError) as error:
             raise ConfigError(
-                f"no memory for num_blocks={num_blocks} KV blocks of {block_size} tokens on {self.device}; lower num_blocks or kv_cache_bytes"
+                f"no memory for num_blocks={num_blocks} KV blocks of {block_size} tokens on {self.device}; "
+                "lower num_blocks or kv_cache_bytes"
             ) from error
         return self._cache
 

@@ -8,13 +8,14 @@ on the company, nor on preemption or chunking, and there is no generator to save
 """
 
 import struct
-from collections.abc import Collection, Sequence as SequenceABC
+from collections.abc import Collection
+from collections.abc import Sequence as SequenceABC
 
-import minivllm_kernels as kernels
 import torch
 import xxhash
 from torch import Tensor
 
+import minivllm_kernels as kernels
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
 from minivllm_plugin.sampling_parameters import SamplingParams
 
@@ -54,7 +55,7 @@ def sample(logits: Tensor, seqs: SequenceABC[Sequence], end_token_ids: Collectio
 
 
 def filter_probabilities(probabilities: Tensor, params: SamplingParams) -> Tensor:
-    """Zero what min_p, top_k and top_p leave out of ``probabilities [V]``; not renormalised. The most likely token always stays."""
+    """Zero what min_p, top_k and top_p leave out of ``probabilities [V]``; not renormalised. The most likely token stays."""
     if params.min_p > 0.0:
         probabilities = probabilities.where(probabilities >= params.min_p * probabilities.max(), 0.0)
     top_k = params.top_k if 0 < params.top_k < probabilities.numel() else 0

@@ -6,7 +6,7 @@ check; the engine thread computes.
 
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from minivllm_plugin.config import EngineConfig
@@ -29,6 +29,7 @@ from minivllm_plugin.serving.tokenizer import Tokenizer
 __all__ = ["LLM"]
 
 Messages = Sequence[Mapping[str, Any]]
+Loader = Callable[[EngineConfig], tuple[LLMEngine, Loaded]]
 
 
 class LLM:
@@ -43,16 +44,25 @@ class LLM:
     """
 
     def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
-        self.config = EngineConfig.from_options(model, options)
+        self._start(EngineConfig.from_options(model, options), load)
+
+    @classmethod
+    def from_loader(cls, config: EngineConfig, loader: Loader) -> "LLM":
+        """An LLM over an engine of your own making, such as one with a scripted runner. ``loader`` runs on the engine thread."""
+        llm = cls.__new__(cls)
+        llm._start(config, loader)
+        return llm
+
+    def _start(self, config: EngineConfig, loader: Loader) -> None:
         loaded: list[Loaded] = []
 
-        def build() -> LLMEngine:
-            engine, about = load(self_config)
+        def build() -> LLMEngine:  # must not hold the LLM, or it could never be collected
+            engine, about = loader(config)
             loaded.append(about)
             return engine
 
-        self_config = self.config  # the closure must not hold the LLM, or it could never be collected
-        self._service = EngineService(build, name=model, max_unfinished=self.config.max_num_sequences + self.config.max_queue_size)
+        self.config = config
+        self._service = EngineService(build, name=config.model, max_unfinished=config.max_num_sequences + config.max_queue_size)
         self._service.wait_started()
         self._loaded = loaded[0]
         weakref.finalize(self, self._service.close_soon)

@@ -98,4 +98,6 @@ def _device(device: str) -> str:
 
 def _check_window(config: EngineConfig, model_max: int) -> None:
     if config.max_model_len is not None and config.max_model_len > model_max:
-        raise ConfigError(f"max_model_len={config.max_model_len} is greater than the {model_max} positions of {config.model!r}; lower it")
+        raise ConfigError(
+            f"max_model_len={config.max_model_len} is greater than the {model_max} positions of {config.model!r}; lower it"
+        )

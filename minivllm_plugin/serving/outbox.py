@@ -89,7 +89,7 @@ class Outbox:
         return items
 
     def wait(self, timeout: float | None, *, for_end: bool = False) -> list[Item]:
-        """Block until there is something (with ``for_end``: until the end, or the timeout) and take it; empty after ``timeout`` seconds."""
+        """Block until there is something, with ``for_end`` the last thing, and take it all; at most ``timeout`` seconds."""
         ready = threading.Event()
         self._bell = _Bell(ready.set, for_end)
         try:

@@ -35,23 +35,27 @@ def tokenize_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> TokenizedPro
         if tokenizer is None:
             raise InvalidRequestError("this model has no tokenizer (dummy weights); pass token ids instead of text")
         return TokenizedPrompt(tokenizer.encode(prompt), prompt)
-    if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
-        return TokenizedPrompt(list(prompt))
-    raise InvalidRequestError(f"a prompt is text, a list of token ids or a dictionary, got {type(prompt).__name__}: {prompt!r:.80}")
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
+        return TokenizedPrompt([*prompt])
+    raise InvalidRequestError(
+        f"a prompt is text, a list of token ids or a dictionary, got {type(prompt).__name__}: {prompt!r:.80}"
+    )
 
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or a list of them; a list of integers is one prompt."""
-    if isinstance(prompts, (str, Mapping)):
+    if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         raise InvalidRequestError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
     if prompts and all(isinstance(item, int) for item in prompts):
         return [prompts]  # type: ignore[list-item]  # the check above is what a type checker cannot see
     return list(prompts)  # type: ignore[arg-type]
 
 
-def one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int, default: SamplingParams) -> list[SamplingParams]:
+def one_for_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int, default: SamplingParams
+) -> list[SamplingParams]:
     """One SamplingParams for all prompts, or one each."""
     if params is None:
         return [default] * count
@@ -67,7 +71,9 @@ def one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count
 def _from_dictionary(prompt: Mapping[str, Any], tokenizer: Tokenizer | None) -> TokenizedPrompt:
     unknown = sorted(set(prompt) - DICTIONARY_KEYS)
     if unknown:
-        raise InvalidRequestError(f"unknown key {unknown[0]!r} in a prompt dictionary; known are {', '.join(sorted(DICTIONARY_KEYS))}")
+        raise InvalidRequestError(
+            f"unknown key {unknown[0]!r} in a prompt dictionary; known are {', '.join(sorted(DICTIONARY_KEYS))}"
+        )
     salt = prompt.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise InvalidRequestError(f"cache_salt must be a non-empty string, got {salt!r}")

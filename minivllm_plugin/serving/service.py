@@ -163,7 +163,9 @@ class EngineService:
 
     def _raise_unless_serving(self) -> None:
         if os.getpid() != self._pid:
-            raise EngineDeadError(f"engine {self.name!r} belongs to process {self._pid}: threads do not survive a fork; make a new one here")
+            raise EngineDeadError(
+                f"engine {self.name!r} belongs to process {self._pid}: threads do not survive a fork; make a new one here"
+            )
         if self._state == "closed":
             raise EngineClosedError(f"engine {self.name!r} is closed; make a new one")
         if self._state == "dead":
@@ -176,7 +178,9 @@ class EngineService:
 
     def _refuse_own_thread(self) -> None:
         if threading.current_thread() is self._thread:
-            raise EngineError("this call came from the engine's own thread and would wait for itself; hand the work to another thread")
+            raise EngineError(
+                "this call came from the engine's own thread and would wait for itself; hand the work to another thread"
+            )
 
     # --- engine thread -------------------------------------------------------------------------------------------
 
@@ -270,7 +274,9 @@ class EngineService:
         self._release(progress.request_id)
         entry.note(finished_time=time.time(), num_preemptions=entry.sequence.num_preemptions)
         if progress.finish_reason == "error":
-            error = RequestFailedError(f"request {progress.request_id!r} failed: its logits were not finite (NaN, or everything masked)")
+            error = RequestFailedError(
+                f"request {progress.request_id!r} failed: its logits were not finite (NaN, or everything masked)"
+            )
             entry.request.outbox.put(Failed(error))
         else:
             entry.request.outbox.put(Ended(progress))

@@ -204,7 +204,9 @@ class RequestStream:
             raise
         except Exception as error:  # a broken tokenizer must not leave the request running
             self.close()
-            raise self._fail(RequestFailedError(f"request {self.request_id!r} failed while its text was made: {error!r}")) from error
+            raise self._fail(
+                RequestFailedError(f"request {self.request_id!r} failed while its text was made: {error!r}")
+            ) from error
 
     def _advance(self, tokens: list[int], ended: Ended | None) -> StreamDelta:
         before = len(self._token_ids)
@@ -228,7 +230,9 @@ class RequestStream:
         if self._error is not None:
             raise self._error
         if self._finish_reason == "abort":
-            raise RequestAbortedError(f"request {self.request_id!r} was aborted after {len(self._token_ids)} tokens; stream.output holds them")
+            raise RequestAbortedError(
+                f"request {self.request_id!r} was aborted after {len(self._token_ids)} tokens; stream.output holds them"
+            )
         return self.output
 
     def _fail(self, error: Exception) -> Exception:
@@ -252,5 +256,3 @@ def _closing_token(tokens: list[int], ended: Ended | None) -> int | None:
     if ended is None or ended.progress.finish_reason != "stop" or ended.progress.token_id is None:
         return None
     return tokens[-1]
-
-
