@@ -44,7 +44,8 @@ class _LiteLLMFinder(MetaPathFinder):
                 spec.loader = _RegisteringLoader(spec.loader)
             return spec
         except Exception:
-            return _report()  # the import goes on as if we were not there
+            _report()
+            return None  # the import goes on as if we were not there
 
     def _from_the_others(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         for finder in sys.meta_path:

@@ -56,8 +56,9 @@ def litellm_error(error: Exception, model: str) -> Exception:
         model: the model's name without the provider prefix, for the exception's ``model`` field.
     """
     import litellm
+    from litellm.exceptions import LITELLM_EXCEPTION_TYPES
 
-    if isinstance(error, tuple(litellm.LITELLM_EXCEPTION_TYPES)):
+    if isinstance(error, tuple(LITELLM_EXCEPTION_TYPES)):
         return error
     name = next(LITELLM_NAMES[cls] for cls in type(error).__mro__ if cls in LITELLM_NAMES)
     make: Any = getattr(litellm, name)

@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import litellm
-from litellm import CustomLLM, ModelResponse
+from litellm import ModelResponse
+from litellm.llms.custom_llm import CustomLLM
 from litellm.types.utils import ModelResponseStream
 
 from minivllm_adapters.deadlines import Deadline
@@ -28,6 +29,7 @@ from minivllm_plugin.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from minivllm_plugin.serving.llm import LLM
+
     from minivllm_plugin.serving.outputs import RequestOutput
     from minivllm_plugin.serving.stream import RequestStream
 
@@ -85,8 +87,7 @@ class MinivllmProvider(CustomLLM):
 
     def embedding(self, model: str, input: list[Any], **kwargs: Any) -> NoReturn:  # type: ignore[override]  # noqa: A002
         """Refused: the models here are causal language models and have no embedding head."""
-        error = UnsupportedFeatureError(f"minivllm/{model} is a chat model and gives no embeddings; use an embedding model's provider")
-        _raise(error, model)
+        _raise(UnsupportedFeatureError(f"minivllm/{model} gives no embeddings; use an embedding model's provider"), model)
 
     async def aembedding(self, model: str, input: list[Any], **kwargs: Any) -> NoReturn:  # type: ignore[override]  # noqa: A002
         """Refused like :meth:`embedding`."""

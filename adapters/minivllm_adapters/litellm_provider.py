@@ -1,4 +1,4 @@
-"""Registering ``minivllm/…`` with LiteLLM. Importing this module imports neither LiteLLM nor torch; :func:`register` imports LiteLLM.
+"""Registering ``minivllm/…`` with LiteLLM. Importing this module loads neither LiteLLM nor torch; :func:`register` loads LiteLLM.
 
 ``provider`` is the handler object, made on first access: the path ``minivllm_adapters.litellm_provider.provider``, or shorter
 ``minivllm_adapters.provider``, is what a LiteLLM proxy's ``custom_provider_map`` names. The class lives in another module that
@@ -40,15 +40,14 @@ def register() -> "MinivllmProvider":
 
     from minivllm_adapters import handler
 
-    if not isinstance(litellm.custom_provider_map, list):
-        litellm.custom_provider_map = list(litellm.custom_provider_map or ())
     providers = litellm.custom_provider_map
     ours = next((entry["custom_handler"] for entry in providers if entry["provider"] == PROVIDER), None)
     if not isinstance(ours, handler.MinivllmProvider):
         ours = handler.provider
         providers[:] = [entry for entry in providers if entry["provider"] != PROVIDER]
         providers.append({"provider": PROVIDER, "custom_handler": ours})
-    custom_llm_setup()  # LiteLLM does this at each call too; now, its parameter look-ups work before the first
+    # LiteLLM does this at each call too; done now, its parameter look-ups work before the first one.
+    custom_llm_setup()  # type: ignore[no-untyped-call]  # LiteLLM's own, without annotations
     return ours
 
 

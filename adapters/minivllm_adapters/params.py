@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minivllm_adapters.parameters_table import (
-    ADMISSION,
     ALIASES,
     CHAT_TEMPLATE,
     HINTS,
@@ -94,7 +93,7 @@ def plan_call(
         raise InvalidRequestError(f"n={choices} must be between 1 and {MAX_CHOICES}")
     if stream and choices > 1:
         if not drop_unsupported:
-            raise UnsupportedFeatureError(f"n={choices} is not supported with stream=True; leave out stream, or make {choices} calls")
+            raise UnsupportedFeatureError(f"n={choices} is not supported with stream=True; make several calls")
         choices = 1
     prompts = _prompts(messages, wanted.get("prompt_token_ids")) if text_completion else ()
     if stream and len(prompts) > 1:
@@ -106,6 +105,7 @@ def plan_call(
     sampling = {name: wanted[name] for name in SAMPLING & wanted.keys()}
     if text_completion:
         sampling.setdefault("max_tokens", TEXT_COMPLETION_MAX_TOKENS)
+    SamplingParams(max_tokens=None).replace(**sampling)  # a bad value is told before a model is loaded for it
     return CallPlan(
         messages=None if text_completion else _chat_messages(messages),
         prompts=prompts,
@@ -189,10 +189,12 @@ def _chat_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     for message in plain:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidRequestError(f"each message must be a dict with a role and a content, got {_short(message)}")
-    return [
-        {**m, "role": "system" if m["role"] == "developer" else m["role"], "content": "" if m.get("content") is None else m["content"]}
-        for m in plain
-    ]
+    return [{**message, **_repaired(message)} for message in plain]
+
+
+def _repaired(message: Mapping[str, Any]) -> dict[str, Any]:
+    role, content = message["role"], message.get("content")
+    return {"role": "system" if role == "developer" else role, "content": "" if content is None else content}
 
 
 def _prompts(messages: Sequence[Any], token_ids: object) -> tuple[str | list[int], ...]:

@@ -94,5 +94,5 @@ class ChunkFactory:
         choice = StreamingChoices(index=0, delta=delta, finish_reason=reason)
         chunk = ModelResponseStream(id=self._identity, created=self._created, model=self._model, choices=[choice])
         if usage is not None:
-            chunk.usage = usage  # type: ignore[attr-defined]  # an extra field that LiteLLM itself sets this way
+            chunk.usage = usage
         return chunk

@@ -19,7 +19,8 @@ from minivllm_adapters.errors import litellm_error
 from minivllm_adapters.responses import ChunkFactory, finish_reason, response_id, usage_of
 
 if TYPE_CHECKING:
-    from minivllm_plugin.serving.stream import RequestStream, StreamDelta
+    from minivllm_plugin.serving.outputs import StreamDelta
+    from minivllm_plugin.serving.stream import RequestStream
 
 __all__ = ["AsyncChunks", "SyncChunks"]
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib.util
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +11,20 @@ from typing import Any
 
 import pytest
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # LiteLLM fetches its price list otherwise
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+THIRD_PARTY_WARNINGS = (
+    # LiteLLM's lazily imported modules use TypedDict ReadOnly, which pydantic comments on.
+    "ignore:Items? .* on TypedDict class .* using the `ReadOnly` qualifier:UserWarning",
+    # LiteLLM looks at every attribute of a chunk to see whether it is empty, also at those that pydantic deprecates.
+    "ignore:Accessing the 'model_(computed_)?fields' attribute on the instance is deprecated:DeprecationWarning",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Warnings are errors here, except these of third parties."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            for warning in THIRD_PARTY_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(warning))
 
 
 def _helper(name: str) -> ModuleType:

@@ -1,7 +1,8 @@
 """A scripted LLM with the API that the adapter uses, and nothing behind it. It counts, records and fails on request.
 
 One script step is one token: a ``str`` is its text, a ``threading.Event`` a point where generation stands still until it is
-set, an exception is raised from there. The consumer pulls, so every order of events in a test is the test's own.
+set, an exception is raised from there, an ``End`` ends the request with its reason. The consumer pulls, so every order of
+events in a test is the test's own.
 """
 
 import asyncio
@@ -15,7 +16,15 @@ from typing import Any
 from minivllm_plugin.errors import EngineClosedError, ModelNotFoundError, RequestAbortedError, RequestTimeoutError
 from minivllm_plugin.sampling_parameters import SamplingParams
 
-Step = str | threading.Event | Exception
+
+@dataclass(frozen=True)
+class End:
+    """A script step: the request ends here, with this reason."""
+
+    reason: str
+
+
+Step = str | threading.Event | Exception | End
 REPLY: tuple[Step, ...] = ("Paris", " is", " the", " capital", " of", " France", ".")
 PATIENCE = 30.0  # seconds before a test that waits for something gives up
 
@@ -58,7 +67,9 @@ class Submission:
 
 
 class FakeStream:
-    def __init__(self, llm: "FakeLLM", output: RequestOutput, steps: Sequence[Step], params: SamplingParams, timeout: float | None) -> None:
+    def __init__(
+        self, llm: "FakeLLM", output: RequestOutput, steps: Sequence[Step], params: SamplingParams, timeout: Any
+    ) -> None:
         self.request_id = output.request_id
         self.prompt_token_ids = output.prompt_token_ids
         self.output = output
@@ -144,6 +155,8 @@ class FakeStream:
             raise step
         if step is None:
             return self._end("stop")
+        if isinstance(step, End):
+            return self._end(step.reason)
         token = (len(completion.token_ids) + 1,)
         completion.token_ids += token
         completion.text += step
@@ -190,10 +203,6 @@ class FakeLLM:
     def submit_chat(self, messages: Any, params: SamplingParams, **options: Any) -> FakeStream:
         ids = list(range(sum(1 + len(str(m["content"]).split()) for m in messages)))
         return self._admit(Submission(messages, True, params, options, threading.current_thread().name), ids)
-
-    def abort(self, request_id: str) -> None:
-        """Aborted by somebody other than the reader; its stream ends with reason ``abort`` the next time it is read."""
-        raise NotImplementedError(request_id)
 
     def _admit(self, submission: Submission, prompt_token_ids: list[int]) -> FakeStream:
         self.submissions.append(submission)
