@@ -151,15 +151,21 @@ class Tokenizer:
 
 
 def _complete(backend: Backend, settings: TokenizerSettings) -> None:
-    """Make the backend agree with the side files, as ``AutoTokenizer`` does."""
+    """Make the backend agree with the side files, as ``AutoTokenizer`` does: what is missing is added.
+
+    One thing more: the begin and end tokens are control tokens even if the vocabulary lists them as ordinary added ones,
+    or a user could type the end of a turn.
+    """
     backend.no_truncation()  # some published files truncate at 512
     backend.no_padding()
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    if missing := [token for token in settings.added_tokens if token.content not in known]:
-        backend.add_tokens(missing)
+    backend.add_tokens([token for token in settings.added_tokens if token.content not in known])
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    ends = {settings.named_tokens.get("bos_token"), settings.named_tokens.get("eos_token")}
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    if missing := [token for token in settings.special_tokens if token.content not in special]:
-        backend.add_special_tokens(missing)
+    for token in settings.special_tokens:
+        if token.content not in known or (token.content in ends and token.content not in special):
+            backend.add_special_tokens([token])
 
 
 def _load_with_transformers(directory: Path) -> Backend:
