@@ -83,7 +83,8 @@ def test_special_tokens_of_the_side_files_are_added_as_auto_tokenizer_adds_them(
             "normalized": False,
             "single_word": False,
         },
-        "eos_token": "</tool_call>",  # exists, but not as a special token
+        "pad_token": "</tool_call>",  # exists as an ordinary added token, and stays one
+        "eos_token": "<|im_end|>",
         "image_token": "<image>",
         "additional_special_tokens": ["<extra>"],
         "added_tokens_decoder": {"900": {"content": "<mark>", "special": False, "normalized": False}},
