@@ -13,12 +13,14 @@
 :class:`LedgerRunner` stands in for a model: it keeps a ledger of what was written into each KV slot and refuses to go on when
 a sequence would read anything but its own tokens. :func:`check_pool` and :func:`assert_invariants` look at queues and blocks,
 :func:`drive` runs a scheduler to its end and calls both after every step. Whatever they find is an :class:`InvariantError`.
+:func:`scripted_llm` puts the real engine thread and streams on top.
 """
 
 from minivllm_plugin.testing.choosers import ChooseToken, HashedTokens, ScriptedLogits, ScriptedTokens
 from minivllm_plugin.testing.driving import drive
 from minivllm_plugin.testing.invariants import InvariantError, assert_invariants, check_pool
 from minivllm_plugin.testing.ledger import BatchRecord, LedgerRunner, RowRecord
+from minivllm_plugin.testing.scripted_llm import scripted_llm
 
 __all__ = [
     "BatchRecord",
@@ -32,4 +34,5 @@ __all__ = [
     "assert_invariants",
     "check_pool",
     "drive",
+    "scripted_llm",
 ]
