@@ -29,7 +29,6 @@ from minivllm_plugin.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from minivllm_plugin.serving.llm import LLM
-
     from minivllm_plugin.serving.outputs import RequestOutput
     from minivllm_plugin.serving.stream import RequestStream
 
@@ -115,6 +114,8 @@ def _understand(messages: Sequence[Any], kwargs: dict[str, Any], *, stream: bool
 
 def _submit(model: str, llm: "LLM", plan: CallPlan, deadline: Deadline) -> "list[RequestStream]":
     """Queue every request of a call, or none: what was queued before a refusal is aborted."""
+    if deadline.remaining() == 0.0:
+        raise deadline.expired(f"model {model!r} was loading")
     announce(model, llm)
     defaults = llm.default_sampling_params()
     params = [plan.sampling_params(defaults, choice) for choice in range(plan.choices_per_prompt)]

@@ -68,7 +68,10 @@ class ModelLoads:
             raise _reason(load, name, deadline) from error
 
     def _ready(self, name: str) -> "LLM | None":
-        llm = self._get_registry().loaded().get(name)
+        """The engine, if it is there and no work is needed to get at it; importing the registry is such work."""
+        if self._registry is None:
+            return None
+        llm = self._registry.loaded().get(name)
         return llm if llm is not None and llm.is_healthy else None
 
     def _start(self, name: str) -> "Future[LLM]":

@@ -37,6 +37,21 @@ async def _astream(**kwargs: Any) -> Any:
     return await litellm.acompletion(model=MODEL, messages=MESSAGES, stream=True, **kwargs)
 
 
+def _ask(*, streaming: bool, asynchronous: bool, **kwargs: Any) -> None:
+    """One call in one of the four styles, read to its end."""
+
+    async def ask() -> None:
+        answer = await litellm.acompletion(model=MODEL, messages=MESSAGES, stream=streaming, **kwargs)
+        if streaming:
+            async for _ in answer:
+                pass
+
+    if asynchronous:
+        asyncio.run(ask())
+    else:
+        list(litellm.completion(model=MODEL, messages=MESSAGES, stream=streaming, **kwargs))
+
+
 def _left(llm: Any, times: int = 1) -> bool:
     gc.collect()
     return not llm.live and len(llm.aborted) == times and not llm.finished
@@ -84,9 +99,7 @@ def test_closing_after_the_end_does_nothing(gate: threading.Event, llm: Any) -> 
     assert len(llm.finished) == 1
 
 
-def test_the_iterator_itself_can_be_closed_from_another_thread(
-    provider: MinivllmProvider, gate: threading.Event, llm: Any
-) -> None:
+def test_closing_from_another_thread(provider: MinivllmProvider, gate: threading.Event, llm: Any) -> None:
     chunks = provider.streaming("fake", MESSAGES)
     next(chunks)
     closer = threading.Thread(target=chunks.close)  # type: ignore[attr-defined]
@@ -146,9 +159,8 @@ def test_cancelling_the_task_that_waits(gate: threading.Event, llm: Any, streami
 
 def test_cancelling_many_at_once_leaves_none(gate: threading.Event, llm: Any) -> None:
     async def leave() -> None:
-        tasks = [
-            asyncio.ensure_future(litellm.acompletion(model=MODEL, messages=MESSAGES, stream=bool(i % 2))) for i in range(20)
-        ]
+        calls = [litellm.acompletion(model=MODEL, messages=MESSAGES, stream=bool(i % 2)) for i in range(20)]
+        tasks = [asyncio.ensure_future(call) for call in calls]
         await aeventually(lambda: len(llm.submissions) == 20)
         for task in tasks:
             task.cancel()
@@ -159,8 +171,6 @@ def test_cancelling_many_at_once_leaves_none(gate: threading.Event, llm: Any) ->
 
 
 def test_a_keyboard_interrupt_aborts(provider: MinivllmProvider, llm: Any) -> None:
-    llm.steps = ["a", KeyboardInterrupt()]
-
     class Interrupting:
         def __init__(self, stream: Any) -> None:
             self._stream = stream
@@ -195,20 +205,8 @@ def test_a_keyboard_interrupt_aborts(provider: MinivllmProvider, llm: Any) -> No
 def test_a_timeout_ends_the_call_and_the_request(
     gate: threading.Event, llm: Any, timeout: Any, streaming: bool, asynchronous: bool
 ) -> None:
-    async def read() -> None:
-        if not streaming:
-            await litellm.acompletion(model=MODEL, messages=MESSAGES, timeout=timeout)
-        else:
-            async for _ in await _astream(timeout=timeout):
-                pass
-
     with pytest.raises(litellm.Timeout) as caught:
-        if asynchronous:
-            asyncio.run(read())
-        elif streaming:
-            list(_stream(timeout=timeout))
-        else:
-            litellm.completion(model=MODEL, messages=MESSAGES, timeout=timeout)
+        _ask(streaming=streaming, asynchronous=asynchronous, timeout=timeout)
     assert type(caught.value) is litellm.Timeout
     assert _left(llm)
 
@@ -221,10 +219,7 @@ def test_the_timeout_covers_loading_too(
     """The caller leaves, the load goes on, and the next caller finds the model."""
     registry.gate.clear()
     with pytest.raises(litellm.Timeout, match="loading"):
-        if asynchronous:
-            asyncio.run(litellm.acompletion(model=MODEL, messages=MESSAGES, stream=streaming, timeout=0.05))
-        else:
-            litellm.completion(model=MODEL, messages=MESSAGES, stream=streaming, timeout=0.05)
+        _ask(streaming=streaming, asynchronous=asynchronous, timeout=0.05)
     assert not llm.submissions
     registry.gate.set()
     assert litellm.completion(model=MODEL, messages=MESSAGES).choices[0].message.content

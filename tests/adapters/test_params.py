@@ -65,7 +65,7 @@ def test_every_sampling_field_is_reachable() -> None:
 
 def test_the_table_gives_each_name_one_meaning() -> None:
     groups = [table.SUPPORTED, frozenset(table.IGNORED), frozenset(table.NEUTRAL_ONLY)]
-    assert len(frozenset.union(*groups)) == sum(len(group) for group in groups)
+    assert len(set().union(*groups)) == sum(len(group) for group in groups)
     assert all(table.IGNORED.values())
     assert frozenset(table.NEUTRAL_ONLY) > table.OPENAI
 
@@ -206,15 +206,9 @@ def test_several_choices_cannot_be_streamed(provider: MinivllmProvider, llm: Any
     assert not llm.submissions
 
 
-@pytest.mark.parametrize(
-    "name", ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop", "ignore_eos"]
-)
-@pytest.mark.parametrize("value", ["x" * 3, [None], {}, math.nan, -7], ids=str)
+@pytest.mark.parametrize("name", sorted(table.SAMPLING - {"stop", "stop_token_ids"}))
+@pytest.mark.parametrize("value", ["x", [None], {}, math.nan, -7], ids=str)
 def test_values_of_the_wrong_kind_are_named(name: str, value: Any) -> None:
-    if name == "stop" and value == "xxx":
-        return
-    if name == "stop" and value == {}:
-        pytest.skip("an empty collection of stop strings stops nowhere")
     with pytest.raises(InvalidRequestError, match=name):
         _plan(**{name: value})
 
