@@ -88,6 +88,10 @@ class Outbox:
             items.append(self._items.popleft())
         return items
 
+    def put_back(self, item: Item) -> None:
+        """Return one item to the front, to be taken next."""
+        self._items.appendleft(item)
+
     def wait(self, timeout: float | None, *, for_end: bool = False) -> list[Item]:
         """Block until there is something, with ``for_end`` the last thing, and take it all; at most ``timeout`` seconds."""
         ready = threading.Event()

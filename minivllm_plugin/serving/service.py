@@ -215,13 +215,15 @@ class EngineService:
             self._deliver(engine, live, output, started)
             self._expire(engine, live)
             now = time.monotonic()
-            if now - published > SNAPSHOT_INTERVAL or not live:
+            if now - published > SNAPSHOT_INTERVAL:
                 self._snapshot = take_snapshot(engine.scheduler)
                 published = now
 
     def _read_inbox(self, engine: LLMEngine, live: dict[str, _Live]) -> bool:
         """Take in everything that has arrived, waiting for something if there is nothing to run. False: close."""
         while True:
+            if not live:
+                self._snapshot = take_snapshot(engine.scheduler)  # current for as long as nothing happens
             try:
                 message = self._inbox.get(block=not live)
             except queue.Empty:

@@ -187,11 +187,15 @@ class RequestStream:
         if not items and self._deadline is not None and time.monotonic() >= self._deadline:
             self.close()
             raise self._fail(RequestTimeoutError(f"request {self.request_id!r} did not end before its deadline and was aborted"))
-        tokens, ended = [], None
+        tokens: list[int] = []
+        ended: Ended | None = None
         for item in items:
+            if isinstance(item, Failed):
+                if not tokens:
+                    raise self._fail(item.error)
+                self._outbox.put_back(item)  # what came before it is delivered first
+                break
             progress = item.progress if isinstance(item, Ended) else item
-            if isinstance(progress, Failed):
-                raise self._fail(progress.error)
             if progress.token_id is not None:
                 tokens.append(progress.token_id)
             if isinstance(item, Ended):
