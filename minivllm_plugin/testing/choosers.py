@@ -31,7 +31,17 @@ class HashedTokens:
         self.vocab_size = vocab_size
 
     def __call__(self, seq: Sequence) -> int:
-        return xxhash.xxh3_64_intdigest(array("q", seq.token_ids).tobytes()) % self.vocab_size
+        return self._after(seq.token_ids)
+
+    def continue_prompt(self, prompt: SequenceABC[int], num_tokens: int) -> list[int]:
+        """The completion that a prompt must get, worked out with no engine at all."""
+        token_ids = list(prompt)
+        for _ in range(num_tokens):
+            token_ids.append(self._after(token_ids))
+        return token_ids[len(prompt) :]
+
+    def _after(self, token_ids: list[int]) -> int:
+        return xxhash.xxh3_64_intdigest(array("q", token_ids).tobytes()) % self.vocab_size
 
 
 class ScriptedTokens:
