@@ -28,7 +28,8 @@ class Scheduler:
 
     Args:
         max_num_sequences: most sequences that run at once.
-        max_num_batched_tokens: most tokens computed in one step; cached tokens do not count.
+        max_num_batched_tokens: most tokens computed in one step. Cached tokens do not count, except in a classic prefill
+            batch, where each prompt counts in full.
         max_cached_blocks: blocks in the KV pool.
         block_size: tokens per block.
         eos: token id that ends a sequence unless it ignores EOS; -1 for a model that has none.
@@ -74,6 +75,7 @@ class Scheduler:
         self._live: dict[str, Sequence] = {}
         self._arrivals: dict[str, int] = {}
         self._num_arrivals = 0
+        self._num_turns = 0
 
     @property
     def block_size(self) -> int:
@@ -272,17 +274,17 @@ class Scheduler:
 
         ``keep_free`` blocks are left for those who run, or the newcomer would be put out again a step later.
         """
-        while self.waiting and budget and len(self.running) < self.max_num_sequences:
+        while self.waiting and budget > 0 and len(self.running) < self.max_num_sequences:
             seq = self.waiting[0]
             prefix = self.block_manager.find_prefix(seq)
             if not self.block_manager.can_allocate(seq, prefix, reserve=keep_free):
                 return
             tokens = seq.num_tokens - len(prefix) * self.block_size
-            if tokens > budget:
-                # A resumed sequence may have outgrown the budget; refusing to cut it would strand it.
-                if not chunk and (batch or tokens <= self.max_num_batched_tokens):
-                    return
-                tokens = budget
+            cost = tokens if chunk else seq.num_tokens
+            # A resumed sequence may have outgrown the whole budget; refusing to cut it would strand it.
+            if not chunk and cost > budget and (batch or cost <= self.max_num_batched_tokens):
+                return
+            tokens = min(tokens, budget)
             self.waiting.popleft()
             self.block_manager.allocate(seq, prefix)
             if seq.prompt_cached_tokens is None:
@@ -290,7 +292,7 @@ class Scheduler:
             seq.status = SequenceStatus.RUNNING
             self.running.append(seq)
             self._grant(seq, tokens, batch)
-            budget -= tokens
+            budget -= cost
 
     def _make_room(self, seq: Sequence) -> bool:
         """Give ``seq`` a slot for its newest token, preempting others; False if ``seq`` itself had to go."""
@@ -314,19 +316,21 @@ class Scheduler:
     def _grant(self, seq: Sequence, tokens: int, batch: list[Sequence]) -> None:
         seq.num_scheduled_tokens = tokens
         seq.last_scheduled_step = self.num_steps
+        seq.last_turn = self._num_turns
+        self._num_turns += 1
         if seq.first_scheduled_step is None:
             seq.first_scheduled_step = self.num_steps
         batch.append(seq)
 
     def _turn_order(self) -> list[Sequence]:
-        """Running sequences, longest without a turn first; of equals, decodes before prompts, then by admission.
+        """Running sequences, longest without a turn first, so that a budget below their number goes round.
 
         Under the ``priority`` policy by rank alone: whoever has a place in the batch is no victim any more, so the one that
         needs a block must come before all those that should make room for it.
         """
         if self.policy == "priority":
             return sorted(self.running, key=self._rank)
-        return sorted(self.running, key=lambda seq: (seq.last_scheduled_step, seq.num_uncomputed_tokens > 1))
+        return sorted(self.running, key=lambda seq: seq.last_turn)
 
     # --- endings and order -------------------------------------------------------------------------------------
 

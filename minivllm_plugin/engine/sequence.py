@@ -58,6 +58,7 @@ class Sequence:
         "finish_reason",
         "first_scheduled_step",
         "last_scheduled_step",
+        "last_turn",
         "max_model_length",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -118,6 +119,7 @@ class Sequence:
         self.num_preemptions = 0
         self.first_scheduled_step: int | None = None
         self.last_scheduled_step = -1
+        self.last_turn = -1  # like the step, but counted on within it: who came first in a batch is first to come again
 
         # Owned by the BlockManager.
         self.block_table: list[int] = []
