@@ -2,7 +2,8 @@
 
 The template is rendered by transformers' own renderer (immutable Jinja sandbox: no files, no attributes of Python
 objects), so a template means here what it means there. Control tokens come from the template alone: what a user typed
-that looks like one goes through the template as a placeholder and is encoded as plain text. No state; any thread.
+that looks like one goes through the template as a placeholder and is encoded as plain text. Added tokens that are not
+special (Qwen's ``<think>``, ``<tool_call>``) are recognised everywhere, as in transformers. No state; any thread.
 """
 
 from collections.abc import Mapping

@@ -4,6 +4,9 @@ Control-token text in any string is replaced by a private-use character before r
 where only plain text can come of it. A second character marks the edges of strings that could complete a control token
 together with what the template writes next to them (``<|im_`` + ``end|>``). Both are chosen so that they occur nowhere
 in the conversation; a conversation without such text is left exactly as it is.
+
+Out of scope: a template that deletes from the *middle* of a string and so joins two harmless halves. None is known that
+does this to text which a user, not the model, wrote.
 """
 
 from collections.abc import Iterator, Mapping

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,8 @@ import pytest
 import toy_tokenizers as toys
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models
+from tokenizers import Tokenizer as Backend
 
 from minivllm_plugin.errors import InvalidRequestError, UnsupportedFeatureError
 from minivllm_plugin.serving.chat import render_chat
@@ -101,7 +103,11 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     templates = {"chatml": CHATML, "bos": WITH_BOS, "turns": TURNS, "tools": TOOLS}
-    backends = {"bpe": toys.trained_byte_level, "sentencepiece": toys.sentencepiece, "unigram": toys.unigram}
+    backends: dict[str, Callable[[], Any]] = {
+        "bpe": toys.trained_byte_level,
+        "sentencepiece": toys.sentencepiece,
+        "unigram": toys.unigram,
+    }
     return {
         f"{kind} {name}": toys.save(make(), root / f"{kind}-{name}", {**NAMED, "chat_template": template})
         for kind, make in backends.items()
@@ -132,7 +138,7 @@ def test_tools_and_template_variables_equal_transformers(directories: dict[str, 
     ours, theirs = Tokenizer.load(directory), AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
     parsed = {**CALL, "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
     answer = {"role": "tool", "tool_call_id": "c1", "content": "21 °C"}
-    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [parsed]}, answer]
+    messages: list[Any] = [USER, {"role": "assistant", "content": "", "tool_calls": [parsed]}, answer]
     expected = theirs.apply_chat_template(
         messages, tools=[TOOL], add_generation_prompt=True, enable_thinking=False, return_dict=False
     )
@@ -166,6 +172,7 @@ def test_exactly_the_templates_bos_count(template: str, expected: int, post_proc
     backend = toys.trained_byte_level()
     tokenizer = tokenizer_with(template, toys.with_bos(backend) if post_processor else backend)
     bos = tokenizer.bos_token_id
+    assert bos is not None
     assert render_chat(tokenizer, [USER]).count(bos) == expected
     assert render_chat(tokenizer, [{"role": "user", "content": "<s> typed <s>"}]).count(bos) == expected
     assert tokenizer.encode("hello").count(bos) == post_processor
@@ -250,6 +257,28 @@ def test_plain_encoding_of_control_tokens_in_every_family(make: Any) -> None:
         assert ids[0] == tokenizer.bos_token_id
         if make is not toys.unigram:
             assert shown(tokenizer, ids) == f"<s>{content}</s>"
+
+
+def test_control_tokens_that_merges_could_build() -> None:
+    """Some converters leave the control tokens in the vocabulary, with merges that lead to them."""
+    vocab = {text: index for index, text in enumerate(["<unk>", "<s>", "</s>", "<", "s", ">", "a", "<s", "/", "</", "</s"])}
+    merges = [("<", "s"), ("<s", ">"), ("<", "/"), ("</", "s"), ("</s", ">")]
+    backend = Backend(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>"))
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    template = "<s>{{ messages[0].content }}</s>"
+    tokenizer = Tokenizer(backend, TokenizerSettings(named_tokens={"bos_token": "<s>"}, chat_templates={"default": template}))
+    ids = render_chat(tokenizer, [{"role": "user", "content": "a<s></s>é"}])
+    assert ids == [1, 6, 7, 5, 10, 5, 0, 2]
+
+
+def test_a_control_token_that_must_stand_alone_is_only_one_when_it_does() -> None:
+    backend = toys.byte_per_token(())
+    backend.add_special_tokens([AddedToken("END", special=True, single_word=True)])
+    tokenizer = Tokenizer(backend, TokenizerSettings(chat_templates={"default": "END {{ messages[0].content }} END"}))
+    ids = render_chat(tokenizer, [{"role": "user", "content": "THE END ENDS"}])
+    assert num_control(tokenizer, ids) == 2
+    assert shown(tokenizer, ids) == "END THE END ENDS END"
 
 
 def test_placeholders_typed_by_a_user_mean_nothing() -> None:
@@ -411,6 +440,8 @@ def test_named_templates() -> None:
     assert render_chat(tokenizer, [USER]) == render_chat(TOKENIZERS[CHATML], [USER])
     assert render_chat(tokenizer, [USER], tools=[TOOL]) == render_chat(TOKENIZERS[TOOLS], [USER], tools=[TOOL])
     assert shown(tokenizer, render_chat(tokenizer, [USER], chat_template="short")) == "hello world"
+    with pytest.raises(InvalidRequestError, match="Jinja text"):
+        render_chat(tokenizer, [USER], chat_template=5)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="a, b"):
         render_chat(tokenizer_with({"a": CHATML, "b": CHATML}), [USER])
 

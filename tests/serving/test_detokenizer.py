@@ -118,6 +118,7 @@ def test_the_leading_space_depends_on_the_prompt(prompt: str, expected: str) -> 
     for name in ("sentencepiece", "metaspace"):
         tokenizer = FAMILIES[name]
         hello = tokenizer._backend.token_to_id("▁Hello")
+        assert hello is not None
         assert run(tokenizer, [[hello]], prompt=tokenizer.encode(prompt))[0] == expected, name
 
 
@@ -264,6 +265,11 @@ def test_a_stop_string_of_split_characters() -> None:
     assert run(BYTES, one_by_one(ids), SamplingParams(stop="🌶"))[:3] == ("až", 7, "🌶")
 
 
+def test_a_stop_string_that_only_the_flush_completes() -> None:
+    lead = BYTES.encode("é")[:1]
+    assert run(BYTES, [BYTES.encode("ab"), lead], SamplingParams(stop="b\ufffd"))[:3] == ("a", 3, "b\ufffd")
+
+
 def test_without_a_tokenizer_there_is_no_text() -> None:
     assert run(None, [[1, 2], [3]], stop_token=4, end_reason="stop")[:3] == ("", 4, None)
 
@@ -325,7 +331,7 @@ def test_cost_grows_with_the_number_of_tokens_only() -> None:
     try:
         run(BYTES, one_by_one(ids))
     finally:
-        del BYTES._pieces.piece  # type: ignore[method-assign]
+        del BYTES._pieces.piece
     assert next(calls) <= 1
 
 

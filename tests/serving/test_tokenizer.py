@@ -39,6 +39,7 @@ def test_raw_text_gets_one_bos_iff_the_tokenizer_says_so(tmp_path: Path, post_pr
     directory = toys.save(toys.with_bos(backend) if post_processor else backend, tmp_path, config)
     tokenizer = Tokenizer.load(directory)
     bos = tokenizer.bos_token_id
+    assert bos is not None
     expected = 1 if post_processor or flag is True else 0
     for text in ("hello", ""):
         ids = tokenizer.encode(text)
