@@ -38,6 +38,7 @@ def chat(
     try:
         params = o.sampling_params(
             llm,
+            model,
             max_tokens=max_tokens,
             temperature=temperature,
             top_k=top_k,

