@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-__all__ = ["Choice", "KernelUnavailableError", "explain", "implementation"]
+__all__ = ["Choice", "KernelUnavailableError", "choose", "explain", "implementation"]
 
 ENVIRONMENT_VARIABLE = "MINIVLLM_KERNELS"
 

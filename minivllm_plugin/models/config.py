@@ -12,9 +12,13 @@ from minivllm_plugin.errors import ModelLoadError, UnsupportedModelError
 from minivllm_plugin.models import ARCHITECTURES
 from minivllm_plugin.models.rope import RopeConfig
 
-__all__ = ["ModelConfig"]
+__all__ = ["ModelConfig", "token_ids"]
 
 DTYPES = ("float32", "bfloat16", "float16")
+# Beyond these a config.json is taken to be corrupt: building what it says would take all memory.
+MAX_LAYERS = 10_000
+MAX_POSITIONS = 2**24
+MAX_SIZE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +69,13 @@ class ModelConfig:
                 f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads} in config.json"
             )
         head_dim = _head_dim(config, architecture, hidden, heads)
-        positions = _integer(config, "max_position_embeddings")
+        positions = _integer(config, "max_position_embeddings", limit=MAX_POSITIONS)
         qkv_bias, output_bias, mlp_bias = _biases(config, architecture)
         return cls(
             architecture=architecture,
             vocab_size=_integer(config, "vocab_size"),
             hidden_size=hidden,
-            num_layers=_integer(config, "num_hidden_layers"),
+            num_layers=_integer(config, "num_hidden_layers", limit=MAX_LAYERS),
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
@@ -171,14 +175,14 @@ def _dtype(config: Mapping[str, Any]) -> str:
     return name
 
 
-def _integer(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def _integer(config: Mapping[str, Any], name: str, default: int | None = None, *, limit: int = MAX_SIZE) -> int:
     value = config.get(name)
     if value is None:
         value = default
     if value is None:
         raise ModelLoadError(f"config.json lacks {name!r}")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelLoadError(f"{name} in config.json must be a positive integer, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+        raise ModelLoadError(f"{name} in config.json must be an integer from 1 to {limit}, got {value!r}")
     return value
 
 

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ def _check_complete(path: Path, config: Mapping[str, Any], shapes: Mapping[str, 
     from minivllm_plugin.models.config import ModelConfig
     from minivllm_plugin.models.layers import parameter_sources
 
-    parsed = ModelConfig.from_hf(config)
+    # One position: the rotary table is not what is checked here, and a corrupt context length could ask for any size.
+    parsed = replace(ModelConfig.from_hf(config), max_position_embeddings=1)
     with torch.device("meta"):
         module = architecture_class(parsed.architecture)(parsed)
     for source in parameter_sources(module):

@@ -82,12 +82,12 @@ class _Keys:
 
 def _refuse_unsupported(file: GGUFFile, keys: _Keys) -> None:
     splits = file.metadata.get("split.count", 0)
-    if splits > 1:
+    if isinstance(splits, int) and splits > 1:
         raise UnsupportedModelError(f"{file.path} is one of {splits} parts; merge them into one file first (gguf-split --merge)")
     if keys.get("expert_count", 0):
         raise UnsupportedModelError(f"{file.path} has experts (expert_count={keys.get('expert_count')}), which are not supported")
     window = keys.get("attention.sliding_window", 0)
-    if window and window < keys.integer("context_length"):
+    if not isinstance(window, int) or 0 < window < keys.integer("context_length"):
         raise UnsupportedModelError(f"{file.path} uses sliding-window attention (window {window}), which is not supported")
 
 

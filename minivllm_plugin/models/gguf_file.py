@@ -90,7 +90,11 @@ class GGUFFile:
         self._size, self._position = len(self._data), 0
         num_tensors, num_keys = self._preamble()
         self.metadata: dict[str, Any] = dict(self._key_and_value() for _ in range(num_keys))
-        self.tensors: dict[str, GGUFTensor] = {tensor.name: tensor for tensor in self._read_tensors(num_tensors)}
+        self.tensors: dict[str, GGUFTensor] = {}
+        for tensor in self._read_tensors(num_tensors):
+            if tensor.name in self.tensors:
+                raise self._corrupt(f"tensor {tensor.name!r} stands there twice")
+            self.tensors[tensor.name] = tensor
 
     def _preamble(self) -> tuple[int, int]:
         if self._take(4) != MAGIC:
@@ -140,6 +144,8 @@ class GGUFFile:
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise self._corrupt(f"tensor {name!r} has {dimensions} dimensions")
         shape = tuple(self._unpack("<Q") for _ in range(dimensions))[::-1]
+        if 0 in shape:
+            raise self._corrupt(f"tensor {name!r} has shape {list(shape)}")
         return name, shape, self._unpack("<I"), self._unpack("<Q")
 
     def _tensor(self, name: str, shape: tuple[int, ...], number: int, offset: int) -> GGUFTensor:

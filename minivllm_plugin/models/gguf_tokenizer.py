@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from minivllm_plugin.errors import ModelLoadError, UnsupportedModelError
 from minivllm_plugin.models.gguf_bpe import byte_level_bpe, default_add_bos, sentencepiece_bpe
 
-__all__ = ["GGUFTokenizer", "read_tokenizer"]
+__all__ = ["GGUFTokenizer", "TokenType", "read_tokenizer"]
 
 logger = logging.getLogger(__name__)
 

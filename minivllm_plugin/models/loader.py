@@ -58,7 +58,13 @@ class LoadedModel:
 
 
 def load_model(
-    source: "ModelSource", *, dtype: str = "auto", device: str = "cpu", load_format: str = "auto", seed: int = 0
+    source: "ModelSource",
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    load_format: str = "auto",
+    seed: int = 0,
+    max_positions: int | None = None,
 ) -> LoadedModel:
     """Load ``source``, fetching and converting first where needed.
 
@@ -69,6 +75,7 @@ def load_model(
         load_format: ``auto`` reads the weights; ``dummy`` fills the architecture with noise and, for names in the catalog,
             touches neither network nor disk.
         seed: of the noise. The same seed gives the same weights on every device and number of threads.
+        max_positions: no sequence will be longer; bounds the rotary table of models with a very long context.
 
     Raises:
         ConfigError: an argument is impossible.
@@ -78,17 +85,17 @@ def load_model(
         raise ConfigError(f"load_format={load_format!r} is unknown; use one of {', '.join(LOAD_FORMATS)}")
     target = _device(device)
     if load_format == "dummy" or source.kind == "dummy":
-        return _dummy(source, dtype, target, seed)
+        return _dummy(source, dtype, target, seed, max_positions)
     directory = _directory(source)
     config, defaults = _read_configs(directory)
-    module = _build(config)
+    module = _build(config, max_positions)
     chosen = _choose_dtype(dtype, config, module, target)
     with open_checkpoint(directory) as checkpoint:
         fill_parameters(module, checkpoint, dtype=chosen, device=target, tied=config.tie_word_embeddings)
     return _finish(module, config, chosen, target, directory, defaults)
 
 
-def _dummy(source: "ModelSource", dtype: str, device: torch.device, seed: int) -> LoadedModel:
+def _dummy(source: "ModelSource", dtype: str, device: torch.device, seed: int, max_positions: int | None) -> LoadedModel:
     directory: Path | None = None
     defaults: dict[str, float] = {}
     if source.architecture is not None:
@@ -101,11 +108,11 @@ def _dummy(source: "ModelSource", dtype: str, device: torch.device, seed: int) -
             f"load_format='dummy' needs the architecture of {source.name!r}, which is not in the catalog; "
             "use a catalog name or a directory with a config.json"
         )
-    module = _build(config)
+    module = _build(config, max_positions)
     chosen = _choose_dtype(dtype, config, module, device)
     for parameter_source in parameter_sources(module):
-        # Seeded by name: neither the order of the layers nor the device plays a part.
-        generator = torch.Generator("cpu").manual_seed((seed << 32) ^ zlib.crc32(parameter_source.tensor.encode()))
+        # Seeded by name: neither the order of the layers nor the device plays a part. torch uses 32 bits of a seed.
+        generator = torch.Generator("cpu").manual_seed(zlib.crc32(f"{seed}/{parameter_source.tensor}".encode()))
         noise = torch.empty(parameter_source.parameter.shape).normal_(0.0, DUMMY_STD, generator=generator)
         if parameter_source.tensor.endswith("norm.weight"):
             noise += 1.0  # a norm scales by its weight: around 1, as in a trained model
@@ -164,8 +171,10 @@ def _read_configs(directory: Path) -> tuple[ModelConfig, dict[str, float]]:
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*ends, *config.eos_token_ids)))), defaults
 
 
-def _build(config: ModelConfig) -> CausalLM:
+def _build(config: ModelConfig, max_positions: int | None) -> CausalLM:
     """The module with parameters that have a shape and no memory yet."""
+    if max_positions is not None:
+        config = replace(config, max_position_embeddings=min(max_positions, config.max_position_embeddings))
     with torch.device("meta"):
         return architecture_class(config.architecture)(config)
 
