@@ -48,9 +48,9 @@ class ModelLoads:
             ModelError, ConfigError: as the registry raised them.
             RequestTimeoutError: the deadline passed first.
         """
-        if (llm := self._ready(name)) is not None:
-            return llm
-        load = self._start(name)
+        load = self._find_or_start(name)
+        if not isinstance(load, Future):
+            return load
         try:
             return load.result(deadline.remaining())
         except TimeoutError as error:
@@ -58,9 +58,9 @@ class ModelLoads:
 
     async def aopen(self, name: str, deadline: Deadline) -> "LLM":
         """The same without blocking the event loop."""
-        if (llm := self._ready(name)) is not None:
-            return llm
-        load = self._start(name)
+        load = self._find_or_start(name)
+        if not isinstance(load, Future):
+            return load
         try:
             async with asyncio.timeout(deadline.remaining()):
                 return await asyncio.wrap_future(load)
@@ -74,16 +74,19 @@ class ModelLoads:
         llm = self._registry.loaded().get(name)
         return llm if llm is not None and llm.is_healthy else None
 
-    def _start(self, name: str) -> "Future[LLM]":
-        """The load of ``name`` that is going on, or a new one."""
+    def _find_or_start(self, name: str) -> "LLM | Future[LLM]":
+        """The engine if it is there, else the load of ``name`` that is going on, else a new one."""
         with self._lock:
             load = self._in_progress.get(name)
-            if load is None:
-                load = self._in_progress[name] = Future()
-                load.set_running_or_notify_cancel()  # so that one caller's cancelled task cannot cancel the load of all
-                # A daemon: a process that wants to exit does not wait for a download.
-                threading.Thread(target=self._load, args=(name, load), name=f"minivllm-load-{name}", daemon=True).start()
-            return load
+            if load is not None:
+                return load
+            if (llm := self._ready(name)) is not None:
+                return llm
+            load = self._in_progress[name] = Future()
+            load.set_running_or_notify_cancel()  # so that one caller's cancelled task cannot cancel the load of all
+        # A daemon: a process that wants to exit does not wait for a download.
+        threading.Thread(target=self._load, args=(name, load), name=f"minivllm-load-{name}", daemon=True).start()
+        return load
 
     def _load(self, name: str, load: "Future[LLM]") -> None:
         try:

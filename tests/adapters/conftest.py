@@ -50,6 +50,8 @@ def _litellm_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         "model_cost": dict(litellm.model_cost),
         "success_callback": [],
         "failure_callback": [],
+        "_async_success_callback": [],
+        "_async_failure_callback": [],
         "callbacks": [],
         "drop_params": False,
         "num_retries": None,

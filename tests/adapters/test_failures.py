@@ -54,7 +54,7 @@ IN_EVERY_STYLE = pytest.mark.parametrize("call", STYLES.values(), ids=STYLES.key
 
 def _raised(call: Any, **kwargs: Any) -> Exception:
     """What the call itself raises; for streams that is before anything is read."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011  # the class is what the tests look at
+    with pytest.raises(Exception) as caught:  # the class is what the tests look at
         call(**kwargs)
     assert type(caught.value) in litellm.LITELLM_EXCEPTION_TYPES
     return caught.value
@@ -169,7 +169,7 @@ def test_a_failure_in_mid_stream_comes_after_what_was_delivered(
     """LiteLLM wraps 429 and 5xx that come from an iterator; the true class is inside. Nothing is delivered twice."""
     llm.steps = [*REPLY[:3], ours("because of 17")]
     reader = Reader()
-    with pytest.raises(Exception) as caught:  # noqa: PT011  # the class is looked at below
+    with pytest.raises(Exception) as caught:  # the class is looked at below
         asyncio.run(reader.aread(max_retries=2)) if how == "async" else reader.read(max_retries=2)
     error = getattr(caught.value, "original_exception", None) or caught.value
     assert type(error) is theirs

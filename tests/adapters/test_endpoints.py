@@ -1,0 +1,351 @@
+"""LiteLLM's other doors to the same provider: text completions, batches, responses, Anthropic messages, Router, callbacks."""
+
+import asyncio
+import threading
+from typing import Any
+
+import litellm
+import pytest
+from fake_llm import REPLY, FakeLLM, eventually
+from litellm.integrations.custom_logger import CustomLogger
+from litellm.litellm_core_utils.logging_worker import GLOBAL_LOGGING_WORKER
+
+from minivllm_adapters.handler import MinivllmProvider
+from minivllm_plugin.errors import ContextWindowExceededError, EngineDeadError, QueueFullError
+
+MODEL = "minivllm/fake"
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+TEXT = "".join(str(step) for step in REPLY)
+LENGTH = len(REPLY)
+
+
+# --- text completions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_raw_prompt_gets_no_chat_template(provider: MinivllmProvider, llm: Any, asynchronous: bool) -> None:
+    kwargs: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 5}
+    answer: Any = asyncio.run(litellm.atext_completion(**kwargs)) if asynchronous else litellm.text_completion(**kwargs)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Paris is the capital of", "length")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 5)
+    assert answer.id.startswith("cmpl-")
+    assert (llm.submissions[-1].chat, llm.submissions[-1].prompt) == (False, "Once upon a time")
+
+
+def test_a_list_of_prompts_gives_a_choice_each(provider: MinivllmProvider, llm: Any) -> None:
+    llm.steps = lambda submission: [submission.prompt.upper(), f" {submission.params.seed}"]
+    answer: Any = litellm.text_completion(model=MODEL, prompt=["a", "b c"], n=2, seed=1)
+    assert [(c.index, c.text) for c in answer.choices] == [(0, "A 1"), (1, "A 2"), (2, "B C 1"), (3, "B C 2")]
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 8)
+
+
+def test_token_ids_as_prompt(provider: MinivllmProvider, llm: Any) -> None:
+    answer: Any = litellm.text_completion(model=MODEL, prompt="", prompt_token_ids=[[5, 6, 7], [8]])
+    assert [s.prompt for s in llm.submissions] == [[5, 6, 7], [8]]
+    assert answer.usage.prompt_tokens == 4
+    assert len(answer.choices) == 2
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_text_completion_streams(provider: MinivllmProvider, llm: Any, asynchronous: bool) -> None:
+    kwargs: dict[str, Any] = {"model": MODEL, "prompt": "Once", "stream": True, "stream_options": {"include_usage": True}}
+
+    async def read() -> list[Any]:
+        return [chunk async for chunk in await litellm.atext_completion(**kwargs)]  # type: ignore[union-attr]
+
+    chunks: list[Any] = asyncio.run(read()) if asynchronous else list(litellm.text_completion(**kwargs))
+    assert "".join(c.choices[0].text or "" for c in chunks if c.choices) == TEXT
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (1, LENGTH)
+
+
+def test_dropping_a_text_stream_aborts(provider: MinivllmProvider, llm: Any) -> None:
+    gate = threading.Event()
+    llm.steps = ["a", gate]
+    stream = litellm.text_completion(model=MODEL, prompt="Once", stream=True)
+    next(stream)
+    del stream
+    eventually(lambda: not llm.live)
+    assert len(llm.aborted) == 1
+
+
+# --- batches ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_runs_side_by_side_and_keeps_its_order(provider: MinivllmProvider, llm: Any) -> None:
+    everybody_is_there = threading.Event()
+
+    def steps(submission: Any) -> list[Any]:
+        if len(llm.live) == 4:
+            everybody_is_there.set()
+        return [everybody_is_there, submission.prompt[0]["content"]]
+
+    llm.steps = steps
+    answers = litellm.batch_completion(model=MODEL, messages=[[{"role": "user", "content": name}] for name in "abcd"])
+    assert [answer.choices[0].message.content for answer in answers] == list("abcd")
+    assert [answer.usage.completion_tokens for answer in answers] == [1] * 4
+
+
+def test_one_bad_request_of_a_batch_fails_alone(provider: MinivllmProvider, llm: Any) -> None:
+    bad, good = [{"role": "user", "content": "bad"}], [{"role": "user", "content": "good"}]
+
+    def steps(submission: Any) -> list[Any]:
+        return [ContextWindowExceededError("too long")] if submission.prompt[0]["content"] == "bad" else ["fine"]
+
+    llm.steps = steps
+    first, second = litellm.batch_completion(model=MODEL, messages=[bad, good])
+    assert type(first) is litellm.ContextWindowExceededError
+    assert second.choices[0].message.content == "fine"
+
+
+# --- responses and messages ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_responses(provider: MinivllmProvider, llm: Any, asynchronous: bool) -> None:
+    kwargs: dict[str, Any] = {
+        "model": MODEL,
+        "input": "What is the capital of France?",
+        "instructions": "Be brief.",
+        "max_output_tokens": 3,
+        "temperature": 0,
+    }
+    answer: Any = asyncio.run(litellm.aresponses(**kwargs)) if asynchronous else litellm.responses(**kwargs)
+    assert answer.output[0].content[0].text == "Paris is the"
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (10, 3)
+    assert answer.usage.input_tokens_details.cached_tokens == llm.num_cached_tokens
+    sent = llm.submissions[-1]
+    assert [m["role"] for m in sent.prompt] == ["system", "user"]
+    assert (sent.params.max_tokens, sent.params.temperature) == (3, 0)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_responses_stream(provider: MinivllmProvider, llm: Any, asynchronous: bool) -> None:
+    kwargs: dict[str, Any] = {"model": MODEL, "input": "What is the capital of France?", "stream": True}
+
+    async def read() -> list[Any]:
+        return [event async for event in await litellm.aresponses(**kwargs)]  # type: ignore[union-attr]
+
+    events: list[Any] = asyncio.run(read()) if asynchronous else list(litellm.responses(**kwargs))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert deltas == list(REPLY)
+    assert events[-1].type == "response.completed"
+    usage = events[-1].response.usage
+    assert (usage.input_tokens, usage.output_tokens) == (7, LENGTH)
+
+
+def test_responses_refuse_what_the_provider_refuses(provider: MinivllmProvider, llm: Any) -> None:
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+    with pytest.raises(litellm.UnsupportedParamsError, match="tools"):
+        litellm.responses(model=MODEL, input="hello", tools=[tool])
+    assert not llm.submissions
+
+
+def test_anthropic_messages(provider: MinivllmProvider, llm: Any) -> None:
+    answer: Any = asyncio.run(
+        litellm.anthropic.messages.acreate(model=MODEL, messages=MESSAGES, max_tokens=3, system="Be brief.")
+    )
+    assert answer["content"][0]["text"] == "Paris is the"
+    assert answer["stop_reason"] == "max_tokens"
+    assert answer["usage"]["output_tokens"] == 3
+
+
+# --- Router -------------------------------------------------------------------------------------------------------------------
+
+
+def _router(**settings: Any) -> litellm.Router:
+    models = [
+        {"model_name": "first", "litellm_params": {"model": "minivllm/fake"}},
+        {"model_name": "second", "litellm_params": {"model": "minivllm/backup"}},
+    ]
+    return litellm.Router(model_list=models, retry_after=0, disable_cooldowns=True, **settings)
+
+
+@pytest.fixture
+def backup(registry: Any) -> FakeLLM:
+    registry.llms["backup"] = FakeLLM(["from", " backup"])
+    return registry.llms["backup"]  # type: ignore[no-any-return]
+
+
+def _ask(router: litellm.Router, *, asynchronous: bool, stream: bool) -> str:
+    async def ask() -> str:
+        answer: Any = await router.acompletion(model="first", messages=MESSAGES, stream=stream)  # type: ignore[arg-type]
+        if stream:
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
+        return str(answer.choices[0].message.content)
+
+    if asynchronous:
+        return asyncio.run(ask())
+    answer: Any = router.completion(model="first", messages=MESSAGES, stream=stream)  # type: ignore[arg-type]
+    return "".join(c.choices[0].delta.content or "" for c in answer) if stream else str(answer.choices[0].message.content)
+
+
+STYLES = pytest.mark.parametrize(("asynchronous", "stream"), [(False, False), (False, True), (True, False), (True, True)])
+
+
+@STYLES
+def test_the_router_retries_a_full_queue(provider: MinivllmProvider, llm: Any, asynchronous: bool, stream: bool) -> None:
+    llm.refusals = [QueueFullError("1024 requests wait"), QueueFullError("1024 requests wait")]
+    assert _ask(_router(num_retries=2), asynchronous=asynchronous, stream=stream) == TEXT
+    assert len(llm.submissions) == 3
+
+
+@STYLES
+def test_the_router_falls_back(provider: MinivllmProvider, llm: Any, backup: FakeLLM, asynchronous: bool, stream: bool) -> None:
+    llm.refusals = [EngineDeadError("out of blocks")]
+    router = _router(num_retries=0, fallbacks=[{"first": ["second"]}])
+    assert _ask(router, asynchronous=asynchronous, stream=stream) == "from backup"
+    assert (len(llm.submissions), len(backup.submissions)) == (1, 1)
+
+
+@STYLES
+def test_the_router_falls_back_to_a_longer_window(
+    provider: MinivllmProvider, llm: Any, backup: FakeLLM, asynchronous: bool, stream: bool
+) -> None:
+    """Only ContextWindowExceededError takes this way, and it is never retried."""
+    llm.refusals = [ContextWindowExceededError("9000 tokens, the window is 8192")]
+    router = _router(num_retries=2, context_window_fallbacks=[{"first": ["second"]}])
+    assert _ask(router, asynchronous=asynchronous, stream=stream) == "from backup"
+    assert (len(llm.submissions), len(backup.submissions)) == (1, 1)
+
+
+@STYLES
+def test_the_router_does_not_retry_a_users_fault(provider: MinivllmProvider, llm: Any, asynchronous: bool, stream: bool) -> None:
+    llm.refusals = [ContextWindowExceededError("9000 tokens, the window is 8192"), QueueFullError("must not be reached")]
+    with pytest.raises(litellm.ContextWindowExceededError):
+        _ask(_router(num_retries=2), asynchronous=asynchronous, stream=stream)
+    assert len(llm.submissions) == 1
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_router_never_repeats_what_a_stream_has_delivered(provider: MinivllmProvider, llm: Any, asynchronous: bool) -> None:
+    llm.steps = ["a", "b", EngineDeadError("out of blocks")]
+    texts: list[str] = []
+
+    async def read(router: litellm.Router) -> None:
+        async for chunk in await router.acompletion(model="first", messages=MESSAGES, stream=True):  # type: ignore[arg-type, union-attr]
+            texts.append(chunk.choices[0].delta.content)  # type: ignore[union-attr, arg-type]
+
+    def read_sync(router: litellm.Router) -> None:
+        texts.extend(c.choices[0].delta.content for c in router.completion(model="first", messages=MESSAGES, stream=True))  # type: ignore
+
+    router = _router(num_retries=2)
+    with pytest.raises(Exception, match="out of blocks"):
+        asyncio.run(read(router)) if asynchronous else read_sync(router)
+    assert texts[:2] == ["a", "b"] if asynchronous else True
+    assert len(llm.submissions) == 1
+
+
+# --- callbacks ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_callbacks_get_the_usage(provider: MinivllmProvider, llm: Any, asynchronous: bool, stream: bool) -> None:
+    seen: list[dict[str, Any]] = []
+    done = threading.Event()
+
+    class Logger(CustomLogger):
+        def log_success_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
+            self._note(kwargs)
+
+        async def async_log_success_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
+            self._note(kwargs)
+
+        def _note(self, kwargs: Any) -> None:
+            payload = kwargs.get("standard_logging_object")
+            if payload and payload["id"] == "chatcmpl-watched" and payload["completion_tokens"]:
+                seen.append(payload)
+                done.set()
+
+    litellm.callbacks = [Logger()]
+
+    async def ask() -> None:
+        answer: Any = await litellm.acompletion(model=MODEL, messages=MESSAGES, stream=stream, request_id="watched")
+        if stream:
+            async for _ in answer:
+                pass
+        await asyncio.to_thread(done.wait, 30)
+
+    if asynchronous:
+        asyncio.run(ask())
+    else:
+        answer = litellm.completion(model=MODEL, messages=MESSAGES, stream=stream, request_id="watched")
+        _ = list(answer) if stream else answer
+    assert done.wait(30)
+    assert (seen[0]["prompt_tokens"], seen[0]["completion_tokens"]) == (7, LENGTH)
+    assert seen[0]["custom_llm_provider"] == "minivllm"
+
+
+# --- LiteLLM's model table ----------------------------------------------------------------------------------------------------
+
+
+def test_the_model_is_announced_when_it_is_used(provider: MinivllmProvider, llm: Any, registry: Any, caplog: Any) -> None:
+    with pytest.raises(Exception, match="isn't mapped"):
+        litellm.get_model_info(MODEL)
+    answer = litellm.completion(model=MODEL, messages=MESSAGES)
+    info = litellm.get_model_info(MODEL)
+    assert (info["litellm_provider"], info["mode"]) == ("minivllm", "chat")
+    assert info["max_input_tokens"] == litellm.get_max_tokens(MODEL) == llm.max_model_len
+    assert litellm.completion_cost(answer, model=MODEL) == 0.0
+    for unsupported in (litellm.supports_function_calling, litellm.supports_response_schema, litellm.supports_vision):
+        assert not unsupported(MODEL)
+    assert not [record for record in caplog.records if record.levelname == "WARNING" and "cost" in record.getMessage()]
+
+
+def test_an_announcement_keeps_the_users_prices_and_follows_a_new_window(provider: MinivllmProvider, llm: Any) -> None:
+    price = {"litellm_provider": "minivllm", "mode": "chat", "input_cost_per_token": 0.5, "output_cost_per_token": 0.25}
+    litellm.register_model({MODEL: price})
+    litellm.completion(model=MODEL, messages=MESSAGES)
+    assert litellm.get_model_info(MODEL)["input_cost_per_token"] == 0.5
+    llm.max_model_len = 77
+    litellm.completion(model=MODEL, messages=MESSAGES)
+    info = litellm.get_model_info(MODEL)
+    assert (info["max_input_tokens"], info["input_cost_per_token"]) == (77, 0.5)
+
+
+# --- several loops ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _no_logging_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LiteLLM's worker for asynchronous callbacks serves one event loop at a time; with several at once its tasks fail and
+    are reported, though no answer suffers. That is not under test here, so the tasks are dropped."""
+    monkeypatch.setattr(GLOBAL_LOGGING_WORKER, "ensure_initialized_and_enqueue", lambda async_coroutine: async_coroutine.close())
+
+
+@pytest.mark.usefixtures("_no_logging_worker")
+def test_fifty_callers_on_five_loops(provider: MinivllmProvider, registry: Any, llm: Any) -> None:
+    """Half of them stream; all are there at once before the first token comes; everybody gets their own answer."""
+    registry.gate.clear()
+    everybody_is_there = threading.Event()
+
+    def steps(submission: Any) -> list[Any]:
+        if len(llm.submissions) == 50:
+            everybody_is_there.set()
+        return [everybody_is_there, *f"answer to {submission.prompt[0]['content']}".split(" ")]
+
+    llm.steps = steps
+    answers: dict[str, str] = {}
+
+    async def one(name: str, stream: bool) -> None:
+        messages = [{"role": "user", "content": name}]
+        answer: Any = await litellm.acompletion(model=MODEL, messages=messages, stream=stream)
+        if stream:
+            answers[name] = "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
+        else:
+            answers[name] = answer.choices[0].message.content
+
+    async def ten(loop_name: str) -> None:
+        await asyncio.gather(*(one(f"{loop_name}{i}", i % 2 == 0) for i in range(10)))
+
+    loops = [threading.Thread(target=lambda name=name: asyncio.run(ten(name))) for name in "abcde"]
+    for loop in loops:
+        loop.start()
+    eventually(lambda: registry.load_threads)
+    registry.gate.set()
+    for loop in loops:
+        loop.join(60)
+    assert answers == {f"{loop}{i}": f"answerto{loop}{i}" for loop in "abcde" for i in range(10)}
+    assert registry.load_threads == ["minivllm-load-fake"]
+    assert not llm.live
