@@ -73,7 +73,8 @@ def plan_num_blocks(engine: EngineConfig, model: ModelConfig, dtype: torch.dtype
         needed = -(-engine.max_model_len // engine.block_size)
         raise ConfigError(
             f"max_model_len={engine.max_model_len} needs {needed} blocks of {engine.block_size} tokens, the pool has "
-            f"{num_blocks}; lower max_model_len to {num_blocks * engine.block_size} or set kv_cache_bytes to at least {needed * each}"
+            f"{num_blocks}; lower max_model_len to {num_blocks * engine.block_size} "
+            f"or set kv_cache_bytes to at least {needed * each}"
         )
     return num_blocks
 
