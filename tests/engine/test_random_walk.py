@@ -1,0 +1,192 @@
+"""Random walks over small pools: whatever callers do, in whatever order, no promise is broken.
+
+60 walks of 250 steps. After every single call both integrity checks run, the ledger verifies every read and write, and at the
+end each accepted request has ended exactly once, with a reason, and the pool is whole.
+"""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from minivllm_plugin.engine.scheduler import Scheduler
+from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
+from minivllm_plugin.errors import InvalidRequestError
+from minivllm_plugin.sampling_parameters import SamplingParams
+from minivllm_plugin.testing import HashedTokens, LedgerRunner, assert_invariants
+
+NUM_WALKS, STEPS = 60, 250
+VOCABULARY, EOS = 30, 0
+
+
+class Walk:
+    """One scheduler, one ledger and a random caller."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.chunked = seed % 2 == 1
+        self.num_blocks = rng.randint(1, 12)
+        block_size = rng.choice([1, 2, 3, 4, 8])
+        self.budget = rng.choice([1, 2, 3, 5, 8, 13, 64])
+        self.scheduler = Scheduler(
+            rng.randint(1, 5),
+            self.budget,
+            self.num_blocks,
+            block_size,
+            EOS,
+            end_token_ids=[1],
+            enable_chunked_prefill=self.chunked,
+            enable_prefix_caching=rng.random() < 0.8,
+            policy=rng.choice(["fcfs", "priority"]),
+        )
+        self.hashed = HashedTokens(VOCABULARY)
+        self.runner = LedgerRunner.for_scheduler(self.scheduler, choose=self.choose)
+        self.capacity = self.num_blocks * block_size
+        self.prefixes = [[rng.randrange(VOCABULARY) for _ in range(3 * block_size)] for _ in range(3)]
+        self.accepted: list[Sequence] = []
+        self.endings: Counter[int] = Counter()
+        self.failing: set[str] = set()
+        self.num_calls: Counter[str] = Counter()
+        finish = self.scheduler._finish
+
+        def counted(seq: Sequence, reason: Any) -> None:
+            self.endings[id(seq)] += 1
+            finish(seq, reason)
+
+        self.scheduler._finish = counted  # type: ignore[method-assign]
+
+    def choose(self, seq: Sequence) -> int:
+        return FAILED_TOKEN if seq.request_id in self.failing and seq.num_completion_tokens == 2 else self.hashed(seq)
+
+    def check(self, call: str) -> None:
+        self.num_calls[call] += 1
+        assert_invariants(self.scheduler, self.accepted)
+
+    # --- what a caller may do ------------------------------------------------------------------------------------------
+
+    def add(self) -> None:
+        rng = self.rng
+        prompt = rng.choice(self.prefixes)[: rng.randint(0, 12)] + [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 9))]
+        params = SamplingParams(
+            max_tokens=rng.choice([1, 3, 8, 20, None]),
+            min_tokens=rng.choice([0, 0, 1]),
+            ignore_eos=rng.random() < 0.4,
+            stop_token_ids=rng.choice([(), (), (5,)]),
+        )
+        name = rng.choice([None, None, f"again-{rng.randint(0, 5)}", f"request-{rng.randint(0, 99)}"])
+        seq = Sequence(
+            prompt,
+            sampling_params=params,
+            request_id=name,
+            priority=rng.randint(-1, 2),
+            cache_salt=rng.choice([None, None, "a", "b"]),
+            max_model_length=rng.choice([None, None, 20]),
+        )
+        impossible = len(prompt) > self.capacity or (not self.chunked and len(prompt) > self.budget)
+        duplicate = name is not None and self.scheduler.get(name) is not None
+        try:
+            self.scheduler.add_sequence(seq)
+        except InvalidRequestError:
+            assert impossible or duplicate
+            self.check("refused")
+        else:
+            assert not impossible
+            assert not duplicate
+            self.accepted.append(seq)
+            if rng.random() < 0.05:
+                self.failing.add(seq.request_id or "")
+            self.check("add")
+
+    def abort(self) -> None:
+        if self.accepted:
+            seq = self.rng.choice(self.accepted[-12:])
+            current = self.scheduler.get(seq.request_id or "")
+            assert self.scheduler.abort(seq.request_id or "") is current
+            self.check("abort")
+
+    def preempt(self) -> None:
+        if self.scheduler.running:
+            self.scheduler.preempt(self.rng.choice(list(self.scheduler.running)))
+            self.check("preempt")
+
+    def reset(self) -> None:
+        self.scheduler.block_manager.reset_prefix_cache()
+        for block_id in self.scheduler.block_manager.free_block_ids:
+            self.runner.poison(block_id)  # nobody may read what was forgotten
+        self.check("reset")
+
+    def add_again(self) -> None:
+        if self.accepted:
+            with pytest.raises(InvalidRequestError):
+                self.scheduler.add_sequence(self.rng.choice(self.accepted))
+            self.check("add again")
+
+    def step(self) -> None:
+        rng = self.rng
+        batch, is_prefill = self.scheduler.schedule()
+        self.check("schedule")
+        assert bool(batch) != self.scheduler.is_finished()
+        if rng.random() < 0.05:  # a runner that failed: the batch is dropped
+            return
+        if rng.random() < 0.05:
+            self.interfere()
+        computed = [seq for seq in batch if seq.block_table]  # without those who were aborted or preempted just now
+        tokens = self.runner.run(computed, is_prefill) if computed else []
+        if rng.random() < 0.1:
+            self.interfere()
+        lengths = {id(seq): seq.num_tokens for seq in computed}
+        self.scheduler.postprocess(computed, tokens)
+        self.check("postprocess")
+        assert all(seq.num_tokens <= lengths[id(seq)] + 1 for seq in computed)
+
+    def interfere(self) -> None:
+        self.rng.choice([self.add, self.abort, self.preempt])()
+
+    def run(self) -> None:
+        actions = [self.add, self.abort, self.preempt, self.reset, self.add_again]
+        for _ in range(STEPS):
+            while self.rng.random() < 0.4:
+                self.rng.choices(actions, [10, 2, 1, 0.3, 0.3])[0]()
+            self.step()
+
+    def drain(self) -> None:
+        for _ in range(20_000):
+            if self.scheduler.is_finished():
+                return
+            self.step()
+        pytest.fail(f"not drained: {self.scheduler.waiting} {self.scheduler.running}")
+
+
+@pytest.mark.parametrize("seed", range(NUM_WALKS))
+def test_walk(seed: int) -> None:
+    walk = Walk(seed)
+    walk.run()
+    walk.drain()
+    pool = walk.scheduler.block_manager
+    assert pool.num_free_blocks == pool.num_blocks
+    assert walk.num_calls["schedule"] >= STEPS
+    assert set(walk.endings) == {id(seq) for seq in walk.accepted}
+    assert set(walk.endings.values()) <= {1}
+    for seq in walk.accepted:
+        assert seq.finish_reason in ("stop", "length", "abort", "error")
+        assert seq.completion_token_ids == walk.hashed.continue_prompt(seq.prompt_token_ids, seq.num_completion_tokens)
+
+
+def test_the_walks_are_long_and_varied_enough() -> None:
+    assert NUM_WALKS * STEPS >= 10_000
+    calls: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    preemptions = hits = 0
+    for seed in range(10):
+        walk = Walk(seed)
+        walk.run()
+        walk.drain()
+        calls += walk.num_calls
+        reasons.update(str(seq.finish_reason) for seq in walk.accepted)
+        preemptions += walk.scheduler.num_preemptions - walk.num_calls["preempt"]
+        hits += walk.scheduler.block_manager.statistics.hit_tokens
+    assert min(calls[name] for name in ("add", "refused", "abort", "preempt", "reset", "add again")) > 10, calls
+    assert min(reasons[name] for name in ("stop", "length", "abort", "error")) > 10, reasons
+    assert preemptions > 50
+    assert hits > 200
