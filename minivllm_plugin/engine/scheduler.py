@@ -246,7 +246,7 @@ class Scheduler:
                 self._grant(seq, tokens, batch)
                 budget -= tokens
         if self.num_preemptions == preemptions:  # whoever was just put out would only come straight back
-            self._admit(batch, budget, chunk=True, keep_free=len(self.running))
+            self._admit(batch, budget, chunk=True)
         return batch
 
     def _schedule_prefill(self) -> list[Sequence]:
@@ -269,12 +269,16 @@ class Scheduler:
                 self._grant(seq, 1, batch)
         return batch
 
-    def _admit(self, batch: list[Sequence], budget: int, *, chunk: bool, keep_free: int = 0) -> None:
+    def _admit(self, batch: list[Sequence], budget: int, *, chunk: bool) -> None:
         """Promote from the head of ``waiting``; stop at the first that does not fit, so that nobody overtakes it.
 
-        ``keep_free`` blocks are left for those who run, or the newcomer would be put out again a step later.
+        In mixed batches a block is left for each of those who run and may want one more, or the newcomer would soon be put
+        out again.
         """
+        keep_free = None if chunk else 0
         while self.waiting and budget > 0 and len(self.running) < self.max_num_sequences:
+            if keep_free is None:
+                keep_free = sum(1 for seq in self.running if self._may_outgrow(seq))
             seq = self.waiting[0]
             prefix = self.block_manager.find_prefix(seq)
             if not self.block_manager.can_allocate(seq, prefix, reserve=keep_free):
@@ -312,6 +316,15 @@ class Scheduler:
         if self.policy == "priority":
             return max([*candidates, needy], key=self._rank)
         return min(reversed(candidates), key=lambda seq: seq.last_scheduled_step)
+
+    def _may_outgrow(self, seq: Sequence) -> bool:
+        """Whether ``seq`` can reach a length for which its blocks are too few. Its very last token needs no slot."""
+        if seq.max_tokens is None and seq.max_model_length is None:
+            return True
+        ends = [] if seq.max_tokens is None else [seq.num_prompt_tokens + seq.max_tokens]
+        if seq.max_model_length is not None:
+            ends.append(seq.max_model_length)
+        return min(ends) - 1 > len(seq.block_table) * self.block_size
 
     def _grant(self, seq: Sequence, tokens: int, batch: list[Sequence]) -> None:
         seq.num_scheduled_tokens = tokens

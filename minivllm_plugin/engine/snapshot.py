@@ -1,11 +1,14 @@
 """A frozen picture of the engine between two steps, for people and pages. Built on the engine thread, read anywhere."""
 
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.engine.sequence import Sequence
 
 __all__ = ["EngineSnapshot", "SequenceView", "take_snapshot"]
+
+MAX_WAITING_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class EngineSnapshot:
     """Queues, pool and totals at one moment.
 
     Attributes:
+        sequences: all that run, then the first of those that wait (at most 100, so that a long queue costs no time).
         num_cached_blocks: free blocks that can still be found by their content.
         prefix_hit_rate: tokens found in the cache / tokens looked up, since start.
     """
@@ -65,7 +69,7 @@ def take_snapshot(scheduler: Scheduler) -> EngineSnapshot:
         num_evicted_blocks=pool.statistics.evicted_blocks,
         prefix_queried_tokens=pool.statistics.queried_tokens,
         prefix_hit_tokens=pool.statistics.hit_tokens,
-        sequences=tuple(_view(seq) for seq in (*scheduler.running, *scheduler.waiting)),
+        sequences=tuple(_view(seq) for seq in chain(scheduler.running, islice(scheduler.waiting, MAX_WAITING_SHOWN))),
     )
 
 

@@ -85,3 +85,29 @@ def test_an_admissible_request_is_admitted_although_running_ones_hold_a_reserve(
     scheduler = Scheduler(8, 64, 8, 4, EOS, **mode)
     seqs = [sequence(4, 10 * number + 1, str(number), max_tokens=12) for number in range(7)]
     run_all(scheduler, [*seqs, sequence(29, 200, "last", max_tokens=2)], 300)
+
+
+def test_those_who_fit_their_blocks_to_the_end_keep_no_reserve(sequence: MakeSequence) -> None:
+    scheduler = Scheduler(8, 64, 4, 16, EOS, enable_chunked_prefill=True)
+    for number in range(4):  # 4 + 8 tokens: none will ever need a second block
+        scheduler.add_sequence(sequence(4, 20 * number + 1, str(number)))
+    runner = LedgerRunner.for_scheduler(scheduler)
+    late = sequence(4, 100, "late")
+    batches = drive(scheduler, runner, arrivals={1: [late]})
+    assert len(batches[0].rows) == 4
+    assert scheduler.num_preemptions == 0
+    assert len(batches) == 16  # "late" starts when the first of the four ends
+
+    for number in range(3):
+        scheduler.add_sequence(sequence(4, 20 * number + 1, str(number)))
+    batches = drive(scheduler, runner, arrivals={1: [sequence(4, 100, "beside")]})
+    assert "beside" in batches[1].request_ids
+
+
+def test_those_who_may_grow_keep_a_block_each(sequence: MakeSequence) -> None:
+    scheduler = Scheduler(8, 64, 6, 4, EOS, enable_chunked_prefill=True)
+    for number in range(3):
+        scheduler.add_sequence(sequence(3, 20 * number + 1, str(number), max_tokens=None if number else 4))
+    batches = drive(scheduler, LedgerRunner.for_scheduler(scheduler), arrivals={1: [sequence(3, 100, "late")]})
+    first_turn = next(index for index, batch in enumerate(batches) if "late" in batch.request_ids)
+    assert first_turn > 1

@@ -188,5 +188,5 @@ def test_the_walks_are_long_and_varied_enough() -> None:
         hits += walk.scheduler.block_manager.statistics.hit_tokens
     assert min(calls[name] for name in ("add", "refused", "abort", "preempt", "reset", "add again")) > 10, calls
     assert min(reasons[name] for name in ("stop", "length", "abort", "error")) > 10, reasons
-    assert preemptions > 50
-    assert hits > 200
+    assert preemptions > 20, preemptions
+    assert hits > 200, hits
