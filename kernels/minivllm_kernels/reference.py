@@ -46,7 +46,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
-    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
     return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
 
@@ -69,15 +69,16 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMe
         bytes_per_token = k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
         plan = metadata.scratch["reference"] = _plan(metadata, q.device, bytes_per_token)
     keys, values = k_cache.view(-1, *k_cache.shape[2:]), v_cache.view(-1, *v_cache.shape[2:])
-    out = torch.empty_like(q)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for rows, slots, mask in plan:
-        # [n, Q, H, D] against [n, S, K, D]: n sequences with the same number Q of new tokens.
+        # [n, Q, H, D] against [n, S, K, D]: n sequences with the same number Q of new tokens. index_select copies whole
+        # rows and is several times faster than advanced indexing on a CPU.
         count, width = slots.shape
-        query = q[rows].view(count, -1, *q.shape[1:]).transpose(1, 2)
-        key = keys[slots.view(-1)].view(count, width, *keys.shape[1:]).transpose(1, 2).to(q.dtype)
-        value = values[slots.view(-1)].view(count, width, *values.shape[1:]).transpose(1, 2).to(q.dtype)
+        query = q.index_select(0, rows).view(count, -1, *q.shape[1:]).transpose(1, 2)
+        key = keys.index_select(0, slots.view(-1)).view(count, width, *keys.shape[1:]).transpose(1, 2).to(q.dtype)
+        value = values.index_select(0, slots.view(-1)).view(count, width, *values.shape[1:]).transpose(1, 2).to(q.dtype)
         result = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
-        out[rows] = result.transpose(1, 2).reshape(-1, *q.shape[1:])
+        out.index_copy_(0, rows, result.transpose(1, 2).reshape(-1, *q.shape[1:]))
     return out
 
 

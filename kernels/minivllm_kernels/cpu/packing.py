@@ -1,0 +1,76 @@
+"""Weights in the layouts of ``src/matrix.h``: panels of 32 output channels, streamed once per product.
+
+Kinds: ``float32`` and ``bfloat16`` keep their values; ``int8`` takes one scale per output channel, symmetric, nearest.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minivllm_kernels.cpu.library import PANEL, Matrix, kernel_library
+
+__all__ = ["KINDS", "PackedMatrix", "interleave_gate_up", "pack_matrix"]
+
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.uint8}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A matrix ready for the kernels.
+
+    Attributes:
+        kind: a key of :data:`KINDS`.
+        data: float kinds ``[N/32, K, 32]``; int8 ``[N/32, K/4, 32, 4]`` uint8, value + 128. N and K are padded with zeros.
+        scale: float32 ``[N]``, int8 only.
+        bias: float32 ``[N]`` or None.
+    """
+
+    kind: str
+    data: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
+
+    @property
+    def channels(self) -> int:
+        return self.data.shape[0] * PANEL
+
+    @property
+    def depth(self) -> int:
+        return self.data.shape[1] * (4 if self.kind == "int8" else 1)
+
+    def struct(self) -> Matrix:
+        """For the library; valid while this object lives."""
+        scale = self.scale.data_ptr() if self.scale is not None else None
+        bias = self.bias.data_ptr() if self.bias is not None else None
+        return Matrix(self.data.data_ptr(), scale, bias, KINDS[self.kind], self.channels, self.depth, 0)
+
+
+def pack_matrix(weight: Tensor, kind: str, bias: Tensor | None = None) -> PackedMatrix:
+    """Pack ``weight [N, K]`` (any float dtype)."""
+    channels, depth = weight.shape
+    multiple = kernel_library().minivllm_group() if kind == "int8" else 16
+    panels, full_depth = -(-channels // PANEL), -(-depth // multiple) * multiple
+    padded_bias = None
+    if bias is not None:
+        padded_bias = torch.zeros(panels * PANEL)
+        padded_bias[:channels] = bias
+    if kind != "int8":
+        data = torch.zeros(panels * PANEL, full_depth, dtype=DTYPES[kind])
+        data[:channels, :depth] = weight
+        return PackedMatrix(kind, data.view(panels, PANEL, full_depth).transpose(1, 2).contiguous(), None, padded_bias)
+    wide = weight.float()
+    scale = torch.zeros(panels * PANEL)
+    scale[:channels] = wide.abs().amax(dim=1) / 127.0
+    quantised = torch.full((panels * PANEL, full_depth), 128, dtype=torch.uint8)
+    inverse = torch.where(scale > 0, 1.0 / scale, 0.0)[:channels]
+    quantised[:channels, :depth] = ((wide * inverse.unsqueeze(1)).round_().clamp_(-127, 127) + 128.0).to(torch.uint8)
+    data = quantised.view(panels, PANEL, full_depth // 4, 4).transpose(1, 2).contiguous()
+    return PackedMatrix(kind, data, scale, padded_bias)
+
+
+def interleave_gate_up(stacked: Tensor) -> Tensor:
+    """``[2 * I, …]``, gates then ups, -> the same rows as 16 gates, 16 ups, 16 gates …: one panel holds pairs that are multiplied."""
+    half = stacked.shape[0] // 2
+    return stacked.view(2, half // 16, 16, *stacked.shape[1:]).transpose(0, 1).reshape(stacked.shape)

@@ -1,0 +1,282 @@
+// A whole decoder step in one call: embedding, layers, output layer, over a paged cache. Plain C interface, no torch.
+//
+// Covers the Llama family: RMSNorm before attention and MLP, rotary positions (NeoX), grouped-query attention with optional
+// biases (Qwen2) and per-head q/k norms (Qwen3), SwiGLU. All threads walk through the layers together, with a barrier between
+// stages. Rows are tokens of all sequences, side by side; every stage treats a row by itself, so results do not depend on company.
+#include <memory>
+#include <vector>
+#include "attention.h"
+#include "threads.h"
+
+Pool pool;
+
+struct Layer {  // this and the next two are mirrored by ctypes in library.py
+  Matrix qkv, out, gate_up, down;
+  const float *input_norm, *post_norm, *q_norm, *k_norm;  // the last two may be null
+  Cache cache;
+};
+struct Model {
+  const Layer *layers;
+  Matrix embedding, head;
+  const float *final_norm;
+  const float *cos_sin;  // [positions][head_dim]: cosines, then sines
+  int32_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, block_size, cache_kind;
+  float eps;
+  int32_t threads;
+};
+struct Batch {
+  int32_t sequences, tokens, sampled, table_width;
+  const int32_t *token_ids;   // [tokens]
+  const int32_t *query_lens;  // [sequences] new tokens of each
+  const int32_t *seq_lens;    // [sequences] tokens once this step is done
+  const int32_t *tables;      // [sequences][table_width] block ids
+  const int32_t *last_rows;   // [sampled] rows that get logits
+  float *logits;              // [sampled][head.channels]
+};
+
+static INLINE void rms_norm_row(const float *x, const float *weight, int size, float eps, float *out) {
+  f32x16 even = {}, odd = {};
+  int i = 0;
+  for (; i + 32 <= size; i += 32) {
+    f32x16 a = load(x + i), b = load(x + i + 16);
+    even = fma(a, a, even), odd = fma(b, b, odd);
+  }
+  if (i < size) {
+    f32x16 a = load(x + i);
+    even = fma(a, a, even);
+  }
+  f32x16 scale = splat(1.f / std::sqrt(sum_lanes(even + odd) / (float)size + eps));
+  for (i = 0; i < size; i += 16) store(out + i, load(x + i) * scale * load(weight + i));
+}
+
+static INLINE void rotate_row(const float *x, const float *cos_sin, int D, float scale, float *out) {
+  const int half = D / 2;
+  for (int i = 0; i < half; i++) {  // half may be no multiple of 16 (head size 80)
+    float c = cos_sin[i] * scale, s = cos_sin[half + i] * scale, a = x[i], b = x[half + i];
+    out[i] = a * c - b * s;
+    out[half + i] = b * c + a * s;
+  }
+}
+
+class Decoder {
+ public:
+  explicit Decoder(const Model &model) : m_(model), geometry_{model.heads, model.kv_heads, model.head_dim, model.block_size, model.cache_kind} {
+    layers_.assign(model.layers, model.layers + model.num_layers);
+    rooms_.resize(model.threads);
+    for (auto &room : rooms_) room.resize(prompt_room(geometry_));
+  }
+
+  void run(const Batch &batch) {
+    prepare(batch);
+    pool.run(m_.threads, [&](int id) {
+      embed(batch, id);
+      for (int i = 0; i < m_.num_layers; i++) layer(batch, layers_[i], &counters_[5 * i], id);
+      if (batch.sampled) head(batch, &counters_[5 * m_.num_layers], id);
+    });
+  }
+
+ private:
+  struct Task {
+    int row, head, chunk;
+  };
+  struct Tile {
+    int sequence, head, first, last;
+  };
+
+  void prepare(const Batch &b) {
+    const size_t rows = b.tokens;
+    int widest = std::max(std::max(m_.hidden, m_.intermediate), m_.heads * m_.head_dim);
+    for (const Layer &l : {layers_[0]}) widest = std::max(std::max(widest, l.qkv.depth), std::max(l.out.depth, l.down.depth));
+    grow(x_, rows * m_.hidden), grow(qkv_, rows * layers_[0].qkv.channels), grow(attended_, rows * m_.heads * m_.head_dim);
+    grow(activated_, rows * m_.intermediate);
+    grow(floats_, rows * widest), grow(bytes_, rows * widest), grow(scales_, rows * (widest / GROUP + 1)), grow(fixes_, rows * (widest / GROUP + 1));
+    sequence_.resize(rows), position_.resize(rows);
+    tasks_.clear(), tiles_.clear(), first_task_.clear(), single_.clear(), start_.clear();
+    int row = 0;
+    for (int s = 0; s < b.sequences; s++) {
+      const int length = b.seq_lens[s], fresh = b.query_lens[s];
+      start_.push_back(row);
+      for (int i = 0; i < fresh; i++) sequence_[row + i] = s, position_[row + i] = length - fresh + i;
+      if (fresh == 1) {
+        single_.push_back(row);
+        for (int h = 0; h < m_.kv_heads; h++) {
+          first_task_.push_back((int)tasks_.size());
+          for (int c = 0; c * CHUNK < length; c++) tasks_.push_back({row, h, c});
+        }
+      } else {
+        const int step = queries_per_tile(geometry_);
+        for (int i = (fresh - 1) / step * step; i >= 0; i -= step)  // the long ones first
+          for (int h = 0; h < m_.kv_heads; h++) tiles_.push_back({s, h, i, std::min(fresh, i + step)});
+      }
+      row += fresh;
+    }
+    first_task_.push_back((int)tasks_.size());
+    grow(parts_, tasks_.size() * geometry_.group() * (m_.head_dim + 2));
+    if (!counters_) counters_ = std::make_unique<std::atomic<int>[]>(5 * m_.num_layers + 1);
+    for (int i = 0; i < 5 * m_.num_layers + 1; i++) counters_[i].store(0, std::memory_order_relaxed);
+  }
+
+  template <class T>
+  static void grow(std::vector<T> &v, size_t size) {
+    if (v.size() < size) v.resize(size + size / 4);
+  }
+
+  Rows rows() { return {floats_.data(), bytes_.data(), scales_.data(), fixes_.data()}; }
+  void sync() { pool.barrier.wait(); }
+
+  void put(const Matrix &w, size_t row, const float *x, int size) { put_row((Kind)w.kind, rows(), row, x, size, w.depth); }
+
+  void embed(const Batch &b, int id) {
+    const Matrix &w = m_.embedding;
+    Share mine(b.tokens, id, m_.threads);
+    for (int r = mine.begin; r < mine.end; r++) {
+      const int token = b.token_ids[r], lane = token % PANEL;
+      const size_t at = (size_t)(token / PANEL) * PANEL * w.depth;
+      float *x = x_.data() + (size_t)r * m_.hidden;
+      if (w.kind == INT8) {
+        const uint8_t *p = (const uint8_t *)w.data + at + lane * 4;
+        const float scale = w.scale[token];
+        for (int k = 0; k < m_.hidden; k++) x[k] = ((int)p[(k / 4) * 128 + k % 4] - 128) * scale;
+      } else if (w.kind == BFLOAT16) {
+        const BF16 *p = (const BF16 *)w.data + at + lane;
+        for (int k = 0; k < m_.hidden; k++) {
+          uint32_t bits = (uint32_t)p[(size_t)k * PANEL].bits << 16;
+          memcpy(x + k, &bits, 4);
+        }
+      } else {
+        const float *p = (const float *)w.data + at + lane;
+        for (int k = 0; k < m_.hidden; k++) x[k] = p[(size_t)k * PANEL];
+      }
+    }
+    sync();
+  }
+
+  void normalize(const Batch &b, const float *weight, const Matrix &into, int id) {
+    float *room = rooms_[id].data();
+    Share mine(b.tokens, id, m_.threads);
+    for (int r = mine.begin; r < mine.end; r++) {
+      rms_norm_row(x_.data() + (size_t)r * m_.hidden, weight, m_.hidden, m_.eps, room);
+      put(into, r, room, m_.hidden);
+    }
+    sync();
+  }
+
+  void linear(const Batch &b, const Matrix &w, float *y, size_t stride, Epilogue end, std::atomic<int> &next) {
+    multiply(rows(), b.tokens, w, y, stride, end, m_.threads, next);
+    sync();
+  }
+
+  void rotate_and_store(const Batch &b, const Layer &l, int id) {
+    const int D = m_.head_dim, heads = m_.heads + m_.kv_heads, width = l.qkv.channels;
+    const float q_scale = LOG2E / std::sqrt((float)D);
+    float *room = rooms_[id].data();
+    Share mine(b.tokens * heads, id, m_.threads);
+    for (int i = mine.begin; i < mine.end; i++) {
+      const int row = i / heads, h = i % heads, position = position_[row];
+      float *x = qkv_.data() + (size_t)row * width + h * D;
+      const bool is_q = h < m_.heads;
+      const float *norm = is_q ? l.q_norm : l.k_norm;
+      const float *source = x;
+      if (norm) rms_norm_row(x, norm, D, m_.eps, room), source = room;
+      float *turned = is_q && norm ? x : room + D;
+      rotate_row(source, m_.cos_sin + (size_t)position * D, D, is_q ? q_scale : 1.f, turned);
+      if (is_q) {
+        if (turned != x) memcpy(x, turned, sizeof(float) * D);
+        continue;
+      }
+      const int kv = h - m_.heads;
+      const int block = b.tables[(size_t)sequence_[row] * b.table_width + position / m_.block_size];
+      store_token(geometry_, l.cache, block, kv, position % m_.block_size, turned, x + m_.kv_heads * D);
+    }
+    sync();
+  }
+
+  template <class E>
+  void attend_all(const Batch &b, const Layer &l, std::atomic<int> &next, int id) {
+    const int D = m_.head_dim, G = geometry_.group(), width = l.qkv.channels;
+    float *room = rooms_[id].data();
+    Share mine((int)tasks_.size(), id, m_.threads);
+    for (int i = mine.begin; i < mine.end; i++) {
+      const Task &t = tasks_[i];
+      const int s = sequence_[t.row];
+      decode_chunk<E>(geometry_, l.cache, b.tables + (size_t)s * b.table_width, t.head, b.seq_lens[s], t.chunk,
+                      qkv_.data() + (size_t)t.row * width + t.head * G * D, parts_.data() + (size_t)i * G * (D + 2), room);
+    }
+    for (;;) {
+      const int i = next.fetch_add(1, std::memory_order_relaxed);
+      if (i >= (int)tiles_.size()) break;
+      const Tile &t = tiles_[i];
+      const size_t row = start_[t.sequence];
+      prompt_tile<E>(geometry_, l.cache, b.tables + (size_t)t.sequence * b.table_width, t.head,
+                     b.seq_lens[t.sequence] - b.query_lens[t.sequence], t.first, t.last, qkv_.data() + row * width, width,
+                     attended_.data() + row * m_.heads * D, (size_t)m_.heads * D, room);
+    }
+    sync();
+    Share singles((int)single_.size(), id, m_.threads);
+    for (int i = singles.begin; i < singles.end; i++)
+      for (int h = 0; h < m_.kv_heads; h++) {
+        const int first = first_task_[i * m_.kv_heads + h], chunks = first_task_[i * m_.kv_heads + h + 1] - first;
+        decode_combine(geometry_, parts_.data() + (size_t)first * G * (D + 2), chunks,
+                       attended_.data() + (size_t)single_[i] * m_.heads * D + h * G * D, room);
+      }
+    sync();
+  }
+
+  void quantize(const Batch &b, const float *x, int size, const Matrix &into, int id) {
+    Share mine(b.tokens, id, m_.threads);
+    for (int r = mine.begin; r < mine.end; r++) put(into, r, x + (size_t)r * size, size);
+    sync();
+  }
+
+  void layer(const Batch &b, const Layer &l, std::atomic<int> *next, int id) {
+    normalize(b, l.input_norm, l.qkv, id);
+    linear(b, l.qkv, qkv_.data(), l.qkv.channels, STORE, next[0]);
+    rotate_and_store(b, l, id);
+    if (m_.cache_kind == INT8) attend_all<int8_t>(b, l, next[1], id);
+    else if (m_.cache_kind == BFLOAT16) attend_all<BF16>(b, l, next[1], id);
+    else attend_all<float>(b, l, next[1], id);
+    quantize(b, attended_.data(), m_.heads * m_.head_dim, l.out, id);
+    linear(b, l.out, x_.data(), m_.hidden, ADD, next[2]);
+    normalize(b, l.post_norm, l.gate_up, id);
+    linear(b, l.gate_up, activated_.data(), m_.intermediate, SILU_MUL, next[3]);
+    quantize(b, activated_.data(), m_.intermediate, l.down, id);
+    linear(b, l.down, x_.data(), m_.hidden, ADD, next[4]);
+  }
+
+  void head(const Batch &b, std::atomic<int> *next, int id) {
+    float *room = rooms_[id].data();
+    Share mine(b.sampled, id, m_.threads);
+    for (int r = mine.begin; r < mine.end; r++) {
+      rms_norm_row(x_.data() + (size_t)b.last_rows[r] * m_.hidden, m_.final_norm, m_.hidden, m_.eps, room);
+      put(m_.head, r, room, m_.hidden);
+    }
+    sync();
+    multiply(rows(), b.sampled, m_.head, b.logits, m_.head.channels, STORE, m_.threads, *next);
+  }
+
+  Model m_;
+  Geometry geometry_;
+  std::vector<Layer> layers_;
+  std::vector<float> x_, qkv_, attended_, activated_, floats_, scales_, parts_;
+  std::vector<int8_t> bytes_;
+  std::vector<int32_t> fixes_;
+  std::vector<std::vector<float>> rooms_;  // scratch of each thread
+  std::vector<int> sequence_, position_;   // of each row
+  std::vector<Task> tasks_;                // decoding rows: one per KV head and chunk of keys
+  std::vector<int> first_task_, single_;   // where the tasks of (single row, head) begin; rows of decoding sequences
+  std::vector<Tile> tiles_;                // prompts
+  std::vector<int> start_;                 // first row of each sequence
+  std::unique_ptr<std::atomic<int>[]> counters_;
+};
+
+extern "C" {
+const char *minivllm_isa() { return ISA_NAME; }
+int minivllm_group() { return GROUP; }
+int minivllm_sizes(int which) {  // checked against ctypes at load
+  const int sizes[] = {sizeof(Matrix), sizeof(Cache), sizeof(Layer), sizeof(Model), sizeof(Batch)};
+  return sizes[which];
+}
+void *minivllm_decoder_new(const Model *model) { return new Decoder(*model); }
+void minivllm_decoder_free(void *decoder) { delete (Decoder *)decoder; }
+void minivllm_decoder_run(void *decoder, const Batch *batch) { ((Decoder *)decoder)->run(*batch); }
+}

@@ -1,0 +1,232 @@
+// y = x * W^T for a few rows of x: int8, bfloat16 or float32 weights, packed once, streamed once per call.
+//
+// Packed weights: panels of 32 output channels. Float kinds: [N/32][K][32]. int8: bytes w + 128, [N/32][K/4][32][4], one scale
+// per channel. Activations of int8: signed bytes, one scale and one correction per row and group of GROUP values.
+//
+// A row's result is one chain of fused multiply-adds per channel, in ascending k (int8: exact integers inside a group, groups in
+// ascending order). Tiles of rows only share loads, so a row gets the same bits alone and in any batch.
+#pragma once
+#include <atomic>
+#include <algorithm>
+#include <cstddef>
+#include "dot.h"
+
+#ifndef GROUP
+#define GROUP 64
+#endif
+constexpr int PANEL = 32;
+#if defined(__AVX512F__)
+constexpr int TILE_INT8 = 6, TILE_FLOAT = 8;
+#else
+constexpr int TILE_INT8 = 2, TILE_FLOAT = 4;
+#endif
+
+enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+
+struct Matrix {  // mirrored by ctypes in library.py
+  const void *data;
+  const float *scale;  // per channel, int8 only
+  const float *bias;   // per channel, or null
+  int32_t kind;
+  int32_t channels;  // N, a multiple of PANEL
+  int32_t depth;     // K; of int8 a multiple of GROUP
+  int32_t pad;
+};
+
+struct Rows {  // activations of a batch, [rows][depth]
+  float *x;       // float kinds
+  int8_t *q;      // int8: bytes, [rows][depth]
+  float *scale;   // [rows][depth / GROUP]
+  int32_t *fix;   // -128 * sum of the group
+};
+
+enum Epilogue { STORE, ADD, SILU_MUL };  // SILU_MUL: a panel is 16 gate and 16 up channels, 16 products are written
+
+static INLINE void quantize_group(const float *x, int8_t *q, float *scale, int32_t *fix) {
+  f32x16 v[GROUP / 16], peak = {};
+  for (int i = 0; i < GROUP / 16; i++) {
+    v[i] = load(x + 16 * i);
+    peak = vmax(vabs(v[i]), peak);
+  }
+  float m = max_lanes(peak);
+  f32x16 inverse = splat(m > 0 ? 127.f / m : 0.f);
+  i32x16 sum = {};
+  for (int i = 0; i < GROUP / 16; i++) {
+    i32x16 r = round_to_int(v[i] * inverse);
+    sum += r;
+    *(i8x16_any *)(q + 16 * i) = __builtin_convertvector(r, i8x16);
+  }
+  *scale = m * (1.f / 127.f);
+  *fix = -128 * sum_lanes(sum);
+}
+
+// One row of `size` floats, zero-padded to `depth`, into the form that `kind` of weights wants.
+static inline void put_row(Kind kind, const Rows &to, size_t row, const float *x, int size, int depth) {
+  if (kind != INT8) {
+    memcpy(to.x + row * depth, x, sizeof(float) * size);
+    return;
+  }
+  const int groups = depth / GROUP;
+  int g = 0;
+  for (; (g + 1) * GROUP <= size; g++)
+    quantize_group(x + g * GROUP, to.q + row * depth + g * GROUP, to.scale + row * groups + g, to.fix + row * groups + g);
+  if (g < groups) {
+    float last[GROUP] = {};
+    memcpy(last, x + g * GROUP, sizeof(float) * (size - g * GROUP));
+    quantize_group(last, to.q + row * depth + g * GROUP, to.scale + row * groups + g, to.fix + row * groups + g);
+  }
+}
+
+// M rows x 32 channels over the whole depth. `ahead` is where the weights come from that are needed next: the same panel a
+// little later when there is one tile, this tile's share of the next panel otherwise. Without it memory and arithmetic do not
+// overlap.
+template <int M>
+static INLINE void tile_int8(const int8_t *q, const float *scale, const int32_t *fix, int depth, const uint8_t *w,
+                             const char *ahead, int lines, f32x16 (&sum)[M][2]) {
+  const int groups = depth / GROUP;
+  for (int m = 0; m < M; m++) sum[m][0] = sum[m][1] = f32x16{};
+  for (int g = 0; g < groups; g++) {
+    i32x16 part[M][2];
+    for (int m = 0; m < M; m++) part[m][0] = part[m][1] = dot_start(fix[m * groups + g]);
+#pragma GCC unroll 16
+    for (int k = 0; k < GROUP / 4; k++) {
+      weights64 w0 = load_weights(w), w1 = load_weights(w + 64);
+      w += 128;
+      if (lines == GROUP / 2) {
+        __builtin_prefetch(ahead + 128 * k, 0, 3);
+        __builtin_prefetch(ahead + 128 * k + 64, 0, 3);
+      } else if (k < lines) {
+        __builtin_prefetch(ahead + 64 * k, 0, 2);
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) {
+        int32_t four;
+        memcpy(&four, q + (size_t)m * depth + 4 * k, 4);
+        part[m][0] = dot4(part[m][0], w0, four);
+        part[m][1] = dot4(part[m][1], w1, four);
+      }
+    }
+    q += GROUP;
+    ahead += lines * 64;
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      f32x16 s = splat(scale[m * groups + g]);
+      sum[m][0] = fma(to_float(part[m][0]), s, sum[m][0]);
+      sum[m][1] = fma(to_float(part[m][1]), s, sum[m][1]);
+    }
+  }
+}
+
+template <int M, class W>
+static INLINE void tile_float(const float *x, int depth, const W *w, const char *ahead, int lines, f32x16 (&sum)[M][2]) {
+  for (int m = 0; m < M; m++) sum[m][0] = sum[m][1] = f32x16{};
+  const int steps = depth / 16;
+  constexpr int LINES = 16 * PANEL * sizeof(W) / 64;  // lines of weights in sixteen steps of k
+  for (int s = 0; s < steps; s++) {
+#pragma GCC unroll 16
+    for (int k = 0; k < 16; k++) {
+      f32x16 w0 = load(w), w1 = load(w + 16);
+      w += PANEL;
+      if (lines == LINES) {
+        for (int i = k * LINES / 16; i < (k + 1) * LINES / 16; i++) __builtin_prefetch(ahead + 64 * i, 0, 3);
+      } else if (k < lines) {
+        __builtin_prefetch(ahead + 64 * k, 0, 2);
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) {
+        f32x16 b = splat(x[(size_t)m * depth + k]);
+        sum[m][0] = fma(b, w0, sum[m][0]);
+        sum[m][1] = fma(b, w1, sum[m][1]);
+      }
+    }
+    x += 16;
+    ahead += lines * 64;
+  }
+}
+
+template <int M>
+static INLINE void finish(f32x16 (&sum)[M][2], const Matrix &w, int panel, float *y, size_t stride, Epilogue end) {
+  f32x16 s0 = splat(1.f), s1 = s0, b0 = {}, b1 = {};
+  if (w.kind == INT8) s0 = load(w.scale + panel * PANEL), s1 = load(w.scale + panel * PANEL + 16);
+  if (w.bias) b0 = load(w.bias + panel * PANEL), b1 = load(w.bias + panel * PANEL + 16);
+  for (int m = 0; m < M; m++) {
+    f32x16 a = sum[m][0], b = sum[m][1];
+    if (w.kind == INT8) a *= s0, b *= s1;
+    if (w.bias) a += b0, b += b1;
+    float *to = y + m * stride;
+    if (end == SILU_MUL) {
+      store(to, silu(a) * b);
+      continue;
+    }
+    if (end == ADD) a += load(to), b += load(to + 16);
+    store(to, a);
+    store(to + 16, b);
+  }
+}
+
+template <int M>
+static inline void tile(const Rows &x, size_t row, const Matrix &w, int panel, const char *ahead, int lines, float *y,
+                        size_t stride, Epilogue end) {
+  f32x16 sum[M][2];
+  const int depth = w.depth;
+  const size_t at = (size_t)panel * PANEL * depth;
+  if (w.kind == INT8) {
+    const int groups = depth / GROUP;
+    tile_int8<M>(x.q + row * depth, x.scale + row * groups, x.fix + row * groups, depth, (const uint8_t *)w.data + at, ahead,
+                 lines, sum);
+  } else if (w.kind == BFLOAT16) {
+    tile_float<M>(x.x + row * depth, depth, (const BF16 *)w.data + at, ahead, lines, sum);
+  } else {
+    tile_float<M>(x.x + row * depth, depth, (const float *)w.data + at, ahead, lines, sum);
+  }
+  finish<M>(sum, w, panel, y, stride, end);
+}
+
+template <int M>
+static void tile_of(int rows, const Rows &x, size_t row, const Matrix &w, int panel, const char *ahead, int lines, float *y,
+                    size_t stride, Epilogue end) {
+  if constexpr (M == 1) {
+    tile<1>(x, row, w, panel, ahead, lines, y, stride, end);
+  } else {
+    if (rows == M) return tile<M>(x, row, w, panel, ahead, lines, y, stride, end);
+    tile_of<M - 1>(rows, x, row, w, panel, ahead, lines, y, stride, end);
+  }
+}
+
+// Panels [begin, end) for all rows. `stride` is between rows of y; with SILU_MUL a panel writes 16 values, else 32.
+static void multiply_panels(const Rows &x, int rows, const Matrix &w, float *y, size_t stride, Epilogue end, int first, int last) {
+  const bool bytes = w.kind == INT8;
+  const int limit = bytes ? TILE_INT8 : TILE_FLOAT;
+  const int tiles = (rows + limit - 1) / limit;
+  const size_t element = bytes ? 1 : w.kind == BFLOAT16 ? 2 : 4;
+  const size_t panel_bytes = (size_t)PANEL * w.depth * element;
+  const int step = bytes ? GROUP : 16;                      // k per turn of the inner loop
+  const int full = (int)(step * PANEL * element / 64);      // lines of weights per turn
+  const int lines = tiles == 1 ? full : tiles > 64 ? 0 : (full + tiles - 1) / tiles;
+  for (int panel = first; panel < last; panel++) {
+    const char *ahead = (const char *)w.data + panel * panel_bytes + (tiles == 1 ? 2048 : panel_bytes);
+    float *to = y + (size_t)panel * (end == SILU_MUL ? 16 : 32);
+    int row = 0;
+    for (int t = 0; t < tiles; t++) {
+      int m = (rows - row + tiles - t - 1) / (tiles - t);  // even tiles: 8 rows are 4 + 4, not 6 + 2
+      if (bytes)
+        tile_of<TILE_INT8>(m, x, row, w, panel, ahead, lines, to + row * stride, stride, end);
+      else
+        tile_of<TILE_FLOAT>(m, x, row, w, panel, ahead, lines, to + row * stride, stride, end);
+      ahead += (size_t)lines * 64 * (w.depth / step);
+      row += m;
+    }
+  }
+}
+
+// All panels, shared out as the threads come: a core that a neighbour slows down takes fewer. `next` must be 0 for everybody.
+static void multiply(const Rows &x, int rows, const Matrix &w, float *y, size_t stride, Epilogue end, int threads,
+                     std::atomic<int> &next) {
+  const int panels = w.channels / PANEL;
+  const int chunk = std::max(1, panels / (threads * 6));
+  for (;;) {
+    int first = next.fetch_add(chunk, std::memory_order_relaxed);
+    if (first >= panels) return;
+    multiply_panels(x, rows, w, y, stride, end, first, std::min(panels, first + chunk));
+  }
+}

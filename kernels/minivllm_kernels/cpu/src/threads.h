@@ -1,0 +1,118 @@
+// One small pool of threads for all engines of the process: the caller is thread 0. Workers spin for a few microseconds after a
+// job, since the next one usually follows at once, then sleep in the kernel: an idle engine costs nothing.
+#pragma once
+#include <sched.h>
+#include <unistd.h>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+
+static inline void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins while `done()` is false; gives the core away now and then, in case the partner needs it.
+template <class F>
+static inline void spin_until(F &&done) {
+  for (int k = 1; !done(); k++) {
+    pause_cpu();
+    if (k % 2048 == 0) sched_yield();
+  }
+}
+
+class Barrier {
+ public:
+  void resize(int n) { size_ = n; }
+  void wait() {
+    if (size_ == 1) return;
+    uint32_t round = round_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == (uint32_t)size_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      round_.store(round + 1, std::memory_order_release);
+    } else {
+      spin_until([&] { return round_.load(std::memory_order_acquire) != round; });
+    }
+  }
+
+ private:
+  alignas(64) std::atomic<uint32_t> arrived_{0};
+  alignas(64) std::atomic<uint32_t> round_{0};
+  int size_ = 1;
+};
+
+class Pool {
+ public:
+  // Runs job(thread, barrier) on `n` threads, the caller among them. One job at a time: a second caller waits.
+  template <class F>
+  void run(int n, F &&job) {
+    std::lock_guard<std::mutex> only(mutex_);
+    start(n);
+    size_ = n;
+    barrier.resize(n);
+    function_ = [](void *context, int thread) { (*(F *)context)(thread); };
+    context_ = (void *)&job;
+    if (n == 1) return job(0);
+    done_.store(0, std::memory_order_relaxed);
+    generation_.fetch_add(1, std::memory_order_seq_cst);
+    if (sleeping_.load(std::memory_order_seq_cst)) generation_.notify_all();
+    job(0);
+    spin_until([&] { return done_.load(std::memory_order_acquire) == (uint32_t)started_; });
+  }
+
+  Barrier barrier;
+
+ private:
+  static constexpr int SPINS = 4000;
+
+  void start(int n) {
+    if (process_ != getpid()) {  // first use, or the child of a fork, which has none of its parent's threads
+      process_ = getpid();
+      started_ = 0;
+      sleeping_.store(0);
+    }
+    for (; started_ < n - 1; started_++) {
+      uint32_t seen = generation_.load();
+      std::thread([this, id = started_ + 1, seen] { work(id, seen); }).detach();
+    }
+  }
+
+  void work(int id, uint32_t seen) {
+    for (;;) {
+      for (int k = 0; generation_.load(std::memory_order_acquire) == seen; k++) {
+        if (k < SPINS) {
+          pause_cpu();
+          continue;
+        }
+        sleeping_.fetch_add(1, std::memory_order_seq_cst);
+        generation_.wait(seen, std::memory_order_seq_cst);
+        sleeping_.fetch_sub(1, std::memory_order_seq_cst);
+        k = 0;
+      }
+      seen++;
+      if (id < size_) function_(context_, id);
+      done_.fetch_add(1, std::memory_order_release);
+    }
+  }
+
+  alignas(64) std::atomic<uint32_t> generation_{0};
+  alignas(64) std::atomic<uint32_t> done_{0};
+  alignas(64) std::atomic<uint32_t> sleeping_{0};
+  void (*function_)(void *, int) = nullptr;
+  void *context_ = nullptr;
+  int started_ = 0, size_ = 1;
+  pid_t process_ = 0;
+  std::mutex mutex_;
+};
+
+extern Pool pool;
+
+// Thread `id` of `n` gets [begin, end) of `count`.
+struct Share {
+  int begin, end;
+  Share(int count, int id, int n) : begin((int)((int64_t)count * id / n)), end((int)((int64_t)count * (id + 1) / n)) {}
+};
