@@ -314,7 +314,7 @@ class Scheduler:
         if not candidates:
             return needy
         if self.policy == "priority":
-            return max([*candidates, needy], key=self._rank)
+            return max(candidates, key=self._rank)  # all of them come after the needy one: turns go by rank
         return min(reversed(candidates), key=lambda seq: seq.last_scheduled_step)
 
     def _may_outgrow(self, seq: Sequence) -> bool:

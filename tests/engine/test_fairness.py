@@ -22,9 +22,11 @@ def expected(seq: Sequence) -> list[int]:
 
 
 @pytest.mark.parametrize("budget", [2, 3, 4, 7])
-def test_a_decode_never_waits_for_a_long_prompt(sequence: MakeSequence, budget: int) -> None:  # A11b
-    scheduler = Scheduler(3, budget, 64, 4, EOS, enable_chunked_prefill=True)
-    decoder, long = sequence(2, 1, "decoder", max_tokens=60), sequence(40, 50, "long", max_tokens=2)
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_decode_never_waits_for_a_long_prompt(sequence: MakeSequence, budget: int, policy: Any) -> None:  # A11b
+    scheduler = Scheduler(3, budget, 64, 4, EOS, enable_chunked_prefill=True, policy=policy)
+    # not even if the long one ranks first
+    decoder, long = sequence(2, 1, "decoder", priority=9, max_tokens=60), sequence(40, 50, "long", max_tokens=2)
     scheduler.add_sequence(decoder)
     batches = drive(scheduler, LedgerRunner.for_scheduler(scheduler), arrivals={3: [long]})
     until_first_token = [
@@ -46,6 +48,21 @@ def test_with_a_budget_of_one_decode_and_prompt_take_turns(sequence: MakeSequenc
     scheduler.max_num_batched_tokens = 1
     turns = [batch.request_ids[0] for batch in drive(scheduler, runner)]
     assert turns[:38] == ["decoder", "long"] * 19
+
+
+def test_a_prompt_that_stood_back_takes_no_more_than_its_turn(sequence: MakeSequence) -> None:
+    scheduler = Scheduler(8, 4, 64, 4, EOS, enable_chunked_prefill=True)
+    for number in range(3):
+        scheduler.add_sequence(sequence(1, 10 * number + 1, str(number), max_tokens=40))
+    scheduler.add_sequence(sequence(30, 50, "long"))
+    runner = LedgerRunner.for_scheduler(scheduler)
+    batch, is_prefill = scheduler.schedule()
+    scheduler.postprocess(batch, runner.run(batch, is_prefill))
+    assert len(batch) == 4
+    scheduler.max_num_batched_tokens = 3  # from now on one of the four stands back each time
+    batches = drive(scheduler, runner)
+    assert all(batch.num_tokens == len(batch.rows) == 3 for batch in batches[:30])
+    assert [sum(name in batch.request_ids for batch in batches[:28]) for name in ("0", "1", "2", "long")] == [21] * 4
 
 
 @pytest.mark.parametrize("chunked", [False, True])

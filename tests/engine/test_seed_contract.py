@@ -213,19 +213,17 @@ def test_decode_preempts_when_there_is_no_block_for_the_next_token() -> None:
 
 
 def test_the_victim_is_the_least_recently_scheduled() -> None:
-    scheduler = Scheduler(4, 3, 4, 4, EOS)  # three tokens a step: of four that decode, one stands back each time
-    seqs = [sequence(3, 10 * number + 1, request_id=str(number), max_tokens=6) for number in range(4)]
-    for seq in seqs:
+    scheduler = Scheduler(4, 12, 4, 4, EOS)
+    a, b, c, d = (sequence(length, 10 * number + 1) for number, length in enumerate((3, 3, 2, 2)))
+    for seq in (a, b, c, d):
         scheduler.add_sequence(seq)
-    while not scheduler.num_preemptions:
-        last = {seq.request_id: seq.last_scheduled_step for seq in scheduler.running}
-        batch, _ = scheduler.schedule()
-        check_pool(scheduler)
-        victims = [seq for seq in seqs if seq.num_preemptions]
-        if victims:
-            others = [last[seq.request_id] for seq in seqs if seq not in batch and seq not in victims]
-            assert all(last[victim.request_id] <= step for victim in victims for step in others)
-        scheduler.postprocess(batch, [7] * len(batch))
+    assert step(scheduler) == ([a, b, c, d], True)
+    scheduler.max_num_batched_tokens = 2  # two of the four at a time
+    assert step(scheduler) == ([a, b], False)
+    assert step(scheduler) == ([c, d], False)
+    # "a" wants a second block and there is none: "b" has waited longest of the others, though it was not admitted last.
+    assert step(scheduler) == ([a, c], False)
+    assert list(scheduler.waiting) == [b]
 
 
 def test_preempt_puts_to_the_front_frees_the_blocks_and_prefills_again() -> None:
