@@ -24,7 +24,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         ModelLoadError: a key is missing or makes no sense.
     """
     name = file.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise UnsupportedModelError(f"GGUF architecture {name!r} in {file.path} is not supported; supported are {known}")
     keys = _Keys(file, name)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
+from tiny_models import reference_model
 from torch import Tensor
 
 NAMES = {
@@ -30,8 +31,32 @@ TOKENS = ["<unk>", "<s>", "<|im_end|>", "<tool>", *"abcdefghijklmnopqrstuvwxyz",
 MERGES = ["a b", "ab c", "Ġ a"]
 TYPES = [2, 3, 3, 4, *([1] * (len(TOKENS) - 4))]
 
+# The case of trials F01: 4 heads, 2 key heads, head size 4.
+GROUPED = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+
 Encoded = tuple[np.ndarray, GGMLQuantizationType]
 """Array and type; for quantised types the array holds the bytes of each row."""
+
+
+def small(family: str = "Llama", **changes: Any) -> Any:
+    """A random model of this case, some fields changed."""
+    fields = GROUPED | changes
+    if family == "Qwen2":
+        fields.pop("head_dim")
+    return reference_model(family, fields)
+
+
+def leftovers(root: Path) -> list[str]:
+    """Names of the files under the cache, locks aside."""
+    return sorted(path.name for path in root.rglob("*") if path.is_file() and path.name != ".lock")
 
 
 def plain(tensor: Tensor) -> Encoded:
