@@ -72,6 +72,7 @@ class BlockManager:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._entries: set[int] = set()  # entry ids that the index still holds
         self._next_entry_id = 0
+        self._num_cached_blocks = 0
 
     @property
     def num_blocks(self) -> int:
@@ -80,6 +81,11 @@ class BlockManager:
     @property
     def num_free_blocks(self) -> int:
         return len(self._free)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Free blocks that can still be found by their content. Counted along, so that asking costs nothing in a big pool."""
+        return self._num_cached_blocks
 
     @property
     def free_block_ids(self) -> list[int]:
@@ -142,6 +148,7 @@ class BlockManager:
         for block in prefix:  # before any block is taken: a hit in the free queue must not be handed out as fresh
             if block.ref_count == 0:
                 del self._free[block.block_id]
+                self._num_cached_blocks -= 1
             block.ref_count += 1
             seq.block_table.append(block.block_id)
         for _ in range(self.blocks_needed(seq.num_tokens) - len(prefix)):
@@ -200,6 +207,7 @@ class BlockManager:
             assert block.ref_count >= 0, f"block {block_id} released more often than held"
             if block.ref_count == 0:
                 self._free[block_id] = None
+                self._num_cached_blocks += block.key is not None
         seq.block_table.clear()
         seq.num_computed_tokens = 0
         seq.num_hashed_blocks = 0
@@ -235,6 +243,8 @@ class BlockManager:
         indexed = [block.entry_id for block in self.blocks if block.key is not None]
         assert len(indexed) == len(self.hash_to_block_id), "the index points at a block that forgot its key"
         assert self._entries == set(indexed), "the entry ids disagree with the index"
+        cached = sum(1 for block_id in self._free if self.blocks[block_id].key is not None)
+        assert self._num_cached_blocks == cached, f"{cached} free blocks are indexed, {self._num_cached_blocks} are counted"
 
     # --- helpers ---------------------------------------------------------------------------------------------------
 
@@ -287,5 +297,6 @@ class BlockManager:
         assert block.entry_id is not None
         del self.hash_to_block_id[block.key]
         self._entries.remove(block.entry_id)
+        self._num_cached_blocks -= block.ref_count == 0
         block.key = block.entry_id = block.parent_entry = block.salt = None
         block.token_ids = ()

@@ -56,7 +56,6 @@ class EngineSnapshot:
 def take_snapshot(scheduler: Scheduler) -> EngineSnapshot:
     """Copy the state of ``scheduler``; call on the engine thread."""
     pool = scheduler.block_manager
-    held_indexed = sum(1 for block_id in pool.hash_to_block_id.values() if pool.blocks[block_id].ref_count)
     return EngineSnapshot(
         step=scheduler.num_steps,
         num_waiting=len(scheduler.waiting),
@@ -64,7 +63,7 @@ def take_snapshot(scheduler: Scheduler) -> EngineSnapshot:
         num_blocks=pool.num_blocks,
         num_free_blocks=pool.num_free_blocks,
         num_used_blocks=pool.num_blocks - pool.num_free_blocks,
-        num_cached_blocks=len(pool.hash_to_block_id) - held_indexed,
+        num_cached_blocks=pool.num_cached_blocks,
         num_preemptions=scheduler.num_preemptions,
         num_evicted_blocks=pool.statistics.evicted_blocks,
         prefix_queried_tokens=pool.statistics.queried_tokens,

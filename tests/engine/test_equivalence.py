@@ -1,4 +1,4 @@
-"""A request's tokens are the same whatever happens around it: several hundred seeded configurations, eight ways each.
+"""A request's tokens are the same whatever happens around it: hundreds of seeded configurations, nine ways each.
 
 Every way is driven with a ledger and all invariants, so a difference would show as a wrong read before it shows as a token.
 """
@@ -79,7 +79,7 @@ class World:
         return answers
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(200))
 def test_tokens_do_not_depend_on_how_they_are_computed(seed: int) -> None:
     world = World.of(seed)
     rng = random.Random(-seed)
@@ -106,7 +106,7 @@ def test_tokens_do_not_depend_on_how_they_are_computed(seed: int) -> None:
         assert world.run(**options) == expected, way
 
 
-@pytest.mark.parametrize("seed", range(1000, 1040))
+@pytest.mark.parametrize("seed", range(1000, 1030))
 def test_tokens_are_equal_at_every_budget(seed: int) -> None:
     world = World.of(seed)
     expected = world.worked_out()
