@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 MODEL = "minivllm/smollm2-135m"
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the capital of France?"}]
-GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16}
-PARAMS = SamplingParams(temperature=0, max_tokens=16)
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
+PARAMS = SamplingParams(temperature=0, max_tokens=8)
 
 
 @pytest.fixture(scope="module")
@@ -59,21 +59,24 @@ def test_four_styles_and_the_engine_agree(llm: LLM) -> None:
 
 def test_parameters_have_their_effect(llm: LLM) -> None:
     text = _ask().choices[0].message.content
-    word = text.split()[3]
-    assert _ask(stop=word).choices[0].message.content == text[: text.index(word)]
-    assert _ask(stop=["nowhere", word]).choices[0].finish_reason == "stop"
-    for limit in ({"max_tokens": 3}, {"max_tokens": None, "max_completion_tokens": 3}):
+    word = text.split()[1]
+    for stop in (word, ["nowhere", word]):
+        answer = _ask(stop=stop)
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (text[: text.index(word)], "stop")
+    for limit in ({"max_tokens": 2}, {"max_tokens": None, "max_completion_tokens": 2}):
         answer = _ask(**limit)
-        assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (3, "length")
-    assert _ask(temperature=1.0, top_k=1).choices[0].message.content == text
-    assert _ask(temperature=1.0, top_p=1e-9).choices[0].message.content == text
-    seeded = [_ask(temperature=1.5, seed=7).choices[0].message.content for _ in range(2)]
-    assert seeded[0] == seeded[1]
-    assert _ask(temperature=1.5, seed=7, n=2).choices[0].message.content == seeded[0]
-    assert len({_ask(temperature=1.5, seed=seed).choices[0].message.content for seed in range(4)}) > 1
-    end = llm.tokenizer.encode(f" {word}")[0] if llm.tokenizer else 0
-    assert _ask(stop_token_ids=[end]).usage.completion_tokens < _ask().usage.completion_tokens
-    assert _ask(ignore_eos=True, max_tokens=40).usage.completion_tokens == 40
+        assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (2, "length")
+    for only_the_likeliest in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"extra_body": {"top_k": 1}}):
+        assert (
+            _ask(temperature=1.0, **only_the_likeliest, max_tokens=3).choices[0].message.content
+            == _ask(max_tokens=3).choices[0].message.content
+        )
+    seeded = [_ask(temperature=1.5, seed=7, max_tokens=4, n=n) for n in (1, 3)]
+    assert seeded[0].choices[0].message.content == seeded[1].choices[0].message.content
+    assert len({choice.message.content for choice in seeded[1].choices}) > 1
+    [end] = [*llm.tokenizer.encode(f" {word}")] if llm.tokenizer else [0]
+    assert _ask(stop_token_ids=[end]).usage.completion_tokens == 2
+    assert _ask(ignore_eos=True, max_tokens=12).usage.completion_tokens == 12
 
 
 def test_a_repeated_prompt_is_found_in_the_cache(llm: LLM) -> None:
@@ -97,12 +100,12 @@ def test_batches_responses_and_concurrent_callers(llm: LLM) -> None:
     answers = litellm.batch_completion(model=MODEL, messages=[MESSAGES] * 4, **GREEDY)
     assert [answer.choices[0].message.content for answer in answers] == [text] * 4
     response: Any = litellm.responses(
-        model=MODEL, input=MESSAGES[1]["content"], instructions=MESSAGES[0]["content"], temperature=0, max_output_tokens=16
+        model=MODEL, input=MESSAGES[1]["content"], instructions=MESSAGES[0]["content"], temperature=0, max_output_tokens=8
     )
     assert response.output[0].content[0].text == text
 
     async def ask() -> list[Any]:
-        return await asyncio.gather(*(litellm.acompletion(model=MODEL, messages=MESSAGES, **GREEDY) for _ in range(16)))
+        return await asyncio.gather(*(litellm.acompletion(model=MODEL, messages=MESSAGES, **GREEDY) for _ in range(8)))
 
     assert {answer.choices[0].message.content for answer in asyncio.run(ask())} == {text}
 
