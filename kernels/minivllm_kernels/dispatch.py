@@ -1,6 +1,6 @@
 """Which backend runs which op, decided once per (op, device) and explainable afterwards.
 
-A backend is a module with one function per op it implements, under the op's own name. ``MINIVLLM_KERNELS`` forces an
+A backend is a module with one function per op it implements, under the op's own name, and perhaps ``unavailable()``. ``MINIVLLM_KERNELS`` forces an
 ordered list of backends (for example ``MINIVLLM_KERNELS=reference``); a forced backend that cannot run is an error, never
 a silent fallback.
 """
@@ -18,6 +18,7 @@ ENVIRONMENT_VARIABLE = "MINIVLLM_KERNELS"
 
 # Fastest first. Each names the module that holds the ops and the devices it can serve.
 BACKENDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cpu": ("minivllm_kernels.cpu.ops", ("cpu",)),
     "reference": ("minivllm_kernels.reference", ("cpu", "cuda", "mps", "xpu")),
 }
 
@@ -75,4 +76,8 @@ def _probe(name: str, op: str, device: str) -> tuple[str, Callable[..., Any] | N
     except Exception as error:  # a broken optional dependency may raise anything at import
         return f"does not import ({type(error).__name__}: {error})", None
     function = getattr(module, op, None)
-    return ("", function) if function is not None else ("does not have this op", None)
+    if function is None:
+        return "does not have this op", None
+    unavailable = getattr(module, "unavailable", None)  # a backend that is built on first use says here that it cannot be
+    reason = unavailable() if unavailable is not None else None
+    return (reason, None) if reason else ("", function)

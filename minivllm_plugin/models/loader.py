@@ -25,7 +25,7 @@ from minivllm_plugin.models.layers import parameter_sources
 if TYPE_CHECKING:
     from minivllm_plugin.models.catalog import ModelSource
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "ModelDescription", "describe_model", "load_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,50 @@ class LoadedModel:
     generation_defaults: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What is known of a model before any weight is read.
+
+    Attributes:
+        config: with every end-of-turn id that config.json or generation_config.json names.
+        directory: where its files are, fetched and converted; None for an architecture without files.
+        generation_defaults: those of temperature, top_p, top_k and min_p that generation_config.json sets.
+    """
+
+    config: ModelConfig
+    directory: Path | None
+    generation_defaults: Mapping[str, float]
+
+    @property
+    def tokenizer_directory(self) -> Path | None:
+        """Where the tokenizer's files are; None when there are none."""
+        if self.directory is None or not any((self.directory / name).is_file() for name in TOKENIZER_FILES):
+            return None
+        return self.directory
+
+
+def describe_model(source: "ModelSource", *, load_format: str = "auto") -> ModelDescription:
+    """Fetch and convert where needed, and read what the files say. With ``dummy`` a catalog name touches no file.
+
+    Raises:
+        ConfigError: ``load_format`` is unknown.
+        ModelDownloadError, ModelLoadError, UnsupportedModelError: the model cannot be fetched, read or computed.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise ConfigError(f"load_format={load_format!r} is unknown; use one of {', '.join(LOAD_FORMATS)}")
+    if load_format == "dummy" or source.kind == "dummy":
+        if source.architecture is not None:
+            return ModelDescription(ModelConfig.from_hf(source.architecture), None, {})
+        if source.kind not in ("directory", "gguf"):
+            raise ModelLoadError(
+                f"load_format='dummy' needs the architecture of {source.name!r}, which is not in the catalog; "
+                "use a catalog name or a directory with a config.json"
+            )
+    directory = _directory(source)
+    config, defaults = _read_configs(directory)
+    return ModelDescription(config, directory, defaults)
+
+
 def load_model(
     source: "ModelSource",
     *,
@@ -81,58 +125,29 @@ def load_model(
         ConfigError: an argument is impossible.
         ModelDownloadError, ModelLoadError, UnsupportedModelError: the model cannot be fetched, read or computed.
     """
-    if load_format not in LOAD_FORMATS:
-        raise ConfigError(f"load_format={load_format!r} is unknown; use one of {', '.join(LOAD_FORMATS)}")
-    target = _device(device)
-    if load_format == "dummy" or source.kind == "dummy":
-        return _dummy(source, dtype, target, seed, max_positions)
-    directory = _directory(source)
-    config, defaults = _read_configs(directory)
+    description = describe_model(source, load_format=load_format)
+    target, config = _device(device), description.config
     module = _build(config, max_positions)
     chosen = _choose_dtype(dtype, config, module, target)
-    with open_checkpoint(directory) as checkpoint:
-        fill_parameters(module, checkpoint, dtype=chosen, device=target, tied=config.tie_word_embeddings)
-    return _finish(module, config, chosen, target, directory, defaults)
-
-
-def _dummy(source: "ModelSource", dtype: str, device: torch.device, seed: int, max_positions: int | None) -> LoadedModel:
-    directory: Path | None = None
-    defaults: dict[str, float] = {}
-    if source.architecture is not None:
-        config = ModelConfig.from_hf(source.architecture)
-    elif source.kind in ("directory", "gguf"):
-        directory = _directory(source)
-        config, defaults = _read_configs(directory)
+    if load_format == "dummy" or description.directory is None:
+        _fill_with_noise(module, chosen, target, seed)
     else:
-        raise ModelLoadError(
-            f"load_format='dummy' needs the architecture of {source.name!r}, which is not in the catalog; "
-            "use a catalog name or a directory with a config.json"
-        )
-    module = _build(config, max_positions)
-    chosen = _choose_dtype(dtype, config, module, device)
+        with open_checkpoint(description.directory) as checkpoint:
+            fill_parameters(module, checkpoint, dtype=chosen, device=target, tied=config.tie_word_embeddings)
+    module.to(target)  # the rotary table; the parameters are there already
+    module.eval()
+    return LoadedModel(module, config, chosen, description.tokenizer_directory, description.generation_defaults)
+
+
+def _fill_with_noise(module: CausalLM, dtype: torch.dtype, device: torch.device, seed: int) -> None:
     for parameter_source in parameter_sources(module):
         # Seeded by name: neither the order of the layers nor the device plays a part. torch uses 32 bits of a seed.
         generator = torch.Generator("cpu").manual_seed(zlib.crc32(f"{seed}/{parameter_source.tensor}".encode()))
         noise = torch.empty(parameter_source.parameter.shape).normal_(0.0, DUMMY_STD, generator=generator)
         if parameter_source.tensor.endswith("norm.weight"):
             noise += 1.0  # a norm scales by its weight: around 1, as in a trained model
-        values = noise.to(device=device, dtype=chosen)
+        values = noise.to(device=device, dtype=dtype)
         setattr(parameter_source.owner, parameter_source.attribute, nn.Parameter(values, requires_grad=False))
-    return _finish(module, config, chosen, device, directory, defaults)
-
-
-def _finish(
-    module: CausalLM,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    directory: Path | None,
-    defaults: dict[str, float],
-) -> LoadedModel:
-    module.to(device)  # the rotary table; the parameters are there already
-    module.eval()
-    has_tokenizer = directory is not None and any((directory / name).is_file() for name in TOKENIZER_FILES)
-    return LoadedModel(module, config, dtype, directory if has_tokenizer else None, defaults)
 
 
 def _device(device: str) -> torch.device:

@@ -1,4 +1,8 @@
-"""A whole decoder on the CPU kernels: packed weights, cache, and one library call a step."""
+"""A whole decoder on the compiled kernels: packed weights, a paged cache, and one library call a step.
+
+The arithmetic and the layouts are described in ``src/``. Results of a sequence are the same bits alone, in any batch, chunked,
+and after any history of the cache.
+"""
 
 import ctypes
 from collections.abc import Sequence
@@ -9,13 +13,15 @@ import torch
 from torch import Tensor
 
 from minivllm_kernels.cpu.library import Batch, Cache, Layer, Model, kernel_library
-from minivllm_kernels.cpu.packing import KINDS, PackedMatrix
+from minivllm_kernels.cpu.packing import DTYPES, KINDS, PackedMatrix
 
-__all__ = ["CpuDecoder", "DecoderGeometry", "LayerWeights"]
+__all__ = ["CpuDecoder", "DecoderGeometry", "DecoderWeights", "LayerWeights", "unsupported"]
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderGeometry:
+    """Sizes of a Llama-like decoder; ``eps`` is that of all its norms."""
+
     hidden_size: int
     num_heads: int
     num_kv_heads: int
@@ -27,7 +33,7 @@ class DecoderGeometry:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Norms are float32; ``q_norm`` and ``k_norm`` None where the architecture has none."""
+    """One layer. ``gate_up`` is interleaved; norms are float32; ``q_norm`` and ``k_norm`` None where there are none."""
 
     qkv: PackedMatrix
     out: PackedMatrix
@@ -39,14 +45,46 @@ class LayerWeights:
     k_norm: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All weights of a decoder. ``embedding`` and ``head`` are one object where they are tied."""
+
+    layers: tuple[LayerWeights, ...]
+    embedding: PackedMatrix
+    head: PackedMatrix
+    final_norm: Tensor
+
+
+def unsupported(geometry: DecoderGeometry, block_size: int, cache_kind: str) -> str | None:
+    """Why these kernels cannot run this shape, or None."""
+    for name, value, multiple in (
+        ("hidden_size", geometry.hidden_size, 32),
+        ("intermediate_size", geometry.intermediate_size, 16),
+        ("head_dim", geometry.head_dim, 16),
+    ):
+        if value % multiple:
+            return f"{name}={value} is not a multiple of {multiple}"
+    if geometry.head_dim > 256:
+        return f"head_dim={geometry.head_dim} is greater than 256"
+    if cache_kind == "int8" and block_size % 16:
+        return f"an int8 cache needs a block size that is a multiple of 16, got {block_size}"
+    return None
+
+
 class CpuDecoder:
+    """Weights and cache, ready to run. One caller at a time.
+
+    Args:
+        cos_sin: float32 ``[positions, head_dim]``, cosines then sines.
+        num_blocks, block_size: of the cache; its memory is not touched before it is used.
+        cache_kind: ``float32``, ``bfloat16`` or ``int8`` (one scale per token and KV head).
+        threads: of the process-wide pool, the caller included.
+    """
+
     def __init__(
         self,
         geometry: DecoderGeometry,
-        layers: Sequence[LayerWeights],
-        embedding: PackedMatrix,
-        head: PackedMatrix,
-        final_norm: Tensor,
+        weights: DecoderWeights,
         cos_sin: Tensor,
         *,
         num_blocks: int,
@@ -54,46 +92,112 @@ class CpuDecoder:
         cache_kind: str,
         threads: int,
     ) -> None:
+        reason = unsupported(geometry, block_size, cache_kind)
+        if reason is not None:
+            raise ValueError(reason)
+        self.geometry = geometry
+        self.num_blocks = num_blocks
+        self.block_size = block_size
         self._library = kernel_library()
-        self._keep = (list(layers), embedding, head, final_norm, cos_sin)
-        self._caches = [_allocate(geometry, num_blocks, block_size, cache_kind) for _ in layers]
-        structs = (Layer * len(layers))(*(_layer(w, c) for w, c in zip(layers, self._caches, strict=True)))
-        self._layers = structs
+        self._caches = [_allocate_cache(geometry, num_blocks, block_size, cache_kind) for _ in weights.layers]
+        layers = (Layer * len(weights.layers))(*map(_layer_struct, weights.layers, self._caches))
+        self._kept = (weights, cos_sin, layers)  # the library holds addresses into these
         model = Model(
-            structs, embedding.struct(), head.struct(), final_norm.data_ptr(), cos_sin.data_ptr(), len(layers), geometry.hidden_size,
-            geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, geometry.intermediate_size, block_size, KINDS[cache_kind],
-            geometry.eps, threads,
+            layers=layers,
+            embedding=weights.embedding.struct(),
+            head=weights.head.struct(),
+            final_norm=weights.final_norm.data_ptr(),
+            cos_sin=cos_sin.data_ptr(),
+            num_layers=len(weights.layers),
+            hidden=geometry.hidden_size,
+            heads=geometry.num_heads,
+            kv_heads=geometry.num_kv_heads,
+            head_dim=geometry.head_dim,
+            intermediate=geometry.intermediate_size,
+            block_size=block_size,
+            cache_kind=KINDS[cache_kind],
+            eps=geometry.eps,
+            threads=threads,
         )
-        self._vocab_size = geometry.vocab_size
-        self._channels = head.channels
-        self._handle = self._library.minivllm_decoder_new(ctypes.byref(model))
+        self._head_channels = weights.head.channels
+        self._handle: int | None = self._library.minivllm_decoder_new(ctypes.byref(model))
 
-    def forward(self, token_ids, query_lens, seq_lens, block_tables, last_rows) -> Tensor:
+    @property
+    def cache_bytes(self) -> int:
+        return sum(part.nbytes for cache in self._caches for part in cache if part is not None)
+
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        query_lens: Sequence[int],
+        seq_lens: Sequence[int],
+        block_tables: Sequence[Sequence[int]],
+        last_rows: Sequence[int],
+    ) -> Tensor:
+        """Compute T new tokens of B sequences, side by side, and store their keys and values.
+
+        Args:
+            token_ids: T ids.
+            query_lens, seq_lens: of each sequence, its new tokens and its length once they are there.
+            block_tables: of each sequence, the blocks of all its tokens in order.
+            last_rows: the S rows (indices into T) that need logits.
+
+        Returns:
+            float32 ``[S, vocab_size]``, a view with padded rows.
+        """
+        ids = np.array(token_ids, dtype=np.int32)
+        queries, lengths = np.array(query_lens, dtype=np.int32), np.array(seq_lens, dtype=np.int32)
         width = max(map(len, block_tables))
         tables = np.zeros((len(block_tables), width), dtype=np.int32)
         for row, table in zip(tables, block_tables, strict=True):
             row[: len(table)] = table
-        ids = np.array(token_ids, dtype=np.int32)
-        queries, lengths = np.array(query_lens, dtype=np.int32), np.array(seq_lens, dtype=np.int32)
-        last = np.array(last_rows, dtype=np.int32)
-        logits = torch.empty(len(last_rows), self._channels)
+        rows = np.array(last_rows, dtype=np.int32)
+        logits = torch.empty(len(last_rows), self._head_channels)
         batch = Batch(
-            len(block_tables), len(ids), len(last_rows), width, ids.ctypes.data, queries.ctypes.data, lengths.ctypes.data,
-            tables.ctypes.data, last.ctypes.data, logits.data_ptr(),
+            sequences=len(block_tables),
+            tokens=len(ids),
+            sampled=len(rows),
+            table_width=width,
+            token_ids=ids.ctypes.data,
+            query_lens=queries.ctypes.data,
+            seq_lens=lengths.ctypes.data,
+            tables=tables.ctypes.data,
+            last_rows=rows.ctypes.data,
+            logits=logits.data_ptr(),
         )
         self._library.minivllm_decoder_run(self._handle, ctypes.byref(batch))
-        return logits[:, : self._vocab_size]
+        return logits[:, : self.geometry.vocab_size]
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None:
+            self._library.minivllm_decoder_free(handle)
+            self._handle = None
 
 
-def _allocate(g, num_blocks, block_size, kind):
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}[kind]
-    size = num_blocks * g.num_kv_heads * block_size
-    k, v = torch.empty(size * g.head_dim, dtype=dtype), torch.empty(size * g.head_dim, dtype=dtype)
-    if kind != "int8":
-        return k, v, None, None
-    return k, v, torch.empty(size), torch.empty(size)
+CachePart = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
-def _layer(w: LayerWeights, c) -> Layer:
-    p = lambda t: t.data_ptr() if t is not None else None
-    return Layer(w.qkv.struct(), w.out.struct(), w.gate_up.struct(), w.down.struct(), p(w.input_norm), p(w.post_norm), p(w.q_norm), p(w.k_norm), Cache(*(p(t) for t in c)))
+def _allocate_cache(geometry: DecoderGeometry, num_blocks: int, block_size: int, kind: str) -> CachePart:
+    dtype = torch.int8 if kind == "int8" else DTYPES[kind]
+    slots = num_blocks * geometry.num_kv_heads * block_size
+    k, v = (torch.empty(slots * geometry.head_dim, dtype=dtype) for _ in range(2))
+    return (k, v, torch.empty(slots), torch.empty(slots)) if kind == "int8" else (k, v, None, None)
+
+
+def _layer_struct(weights: LayerWeights, cache: CachePart) -> Layer:
+    return Layer(
+        qkv=weights.qkv.struct(),
+        out=weights.out.struct(),
+        gate_up=weights.gate_up.struct(),
+        down=weights.down.struct(),
+        input_norm=_address(weights.input_norm),
+        post_norm=_address(weights.post_norm),
+        q_norm=_address(weights.q_norm),
+        k_norm=_address(weights.k_norm),
+        cache=Cache(*map(_address, cache)),
+    )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return tensor.data_ptr() if tensor is not None else None

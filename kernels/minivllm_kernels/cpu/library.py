@@ -4,7 +4,7 @@ ctypes releases the GIL for the length of a call, so other Python threads run wh
 """
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -106,6 +106,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.minivllm_decoder_new.argtypes, library.minivllm_decoder_new.restype = [POINTER(Model)], c_void_p
     library.minivllm_decoder_free.argtypes, library.minivllm_decoder_free.restype = [c_void_p], None
     library.minivllm_decoder_run.argtypes, library.minivllm_decoder_run.restype = [c_void_p, POINTER(Batch)], None
+    library.minivllm_argmax.argtypes = [c_void_p, c_int, c_int, c_size_t, c_void_p, c_int]
+    library.minivllm_argmax.restype = None
     for index, structure in enumerate(STRUCTURES):
         theirs = library.minivllm_sizes(index)
         if theirs != ctypes.sizeof(structure):

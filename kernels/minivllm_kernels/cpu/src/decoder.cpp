@@ -58,6 +58,29 @@ static INLINE void rotate_row(const float *x, const float *cos_sin, int D, float
   }
 }
 
+static int64_t argmax_row(const float *x, int size) {
+  f32x16 top = splat(-INFINITY);
+  i32x16 nan = {};
+  int i = 0;
+  for (; i + 16 <= size; i += 16) {
+    f32x16 v = load(x + i);
+    nan |= v != v;
+    top = vmax(v, top);
+  }
+  float peak = max_lanes(top);
+  for (int j = i; j < size; j++) peak = x[j] > peak ? x[j] : peak;
+  bool any = sum_lanes(nan) != 0;
+  for (int j = i; j < size; j++) any |= x[j] != x[j];
+  if (any)
+    for (int j = 0; j < size; j++)
+      if (x[j] != x[j]) return j;
+  for (i = 0; i + 16 <= size; i += 16)
+    if (sum_lanes(load(x + i) == splat(peak)) != 0) break;
+  for (; i < size; i++)
+    if (x[i] == peak) return i;
+  return 0;
+}
+
 class Decoder {
  public:
   explicit Decoder(const Model &model) : m_(model), geometry_{model.heads, model.kv_heads, model.head_dim, model.block_size, model.cache_kind} {
@@ -275,6 +298,14 @@ int minivllm_group() { return GROUP; }
 int minivllm_sizes(int which) {  // checked against ctypes at load
   const int sizes[] = {sizeof(Matrix), sizeof(Cache), sizeof(Layer), sizeof(Model), sizeof(Batch)};
   return sizes[which];
+}
+// Index of the largest of `size` values in each row; a NaN is larger than anything, the lower index wins a tie.
+void minivllm_argmax(const float *x, int rows, int size, size_t stride, int64_t *best, int threads) {
+  if (rows * (int64_t)size < 65536) threads = 1;
+  pool.run(threads, [&](int id) {
+    Share mine(rows, id, threads);
+    for (int r = mine.begin; r < mine.end; r++) best[r] = argmax_row(x + r * stride, size);
+  });
 }
 void *minivllm_decoder_new(const Model *model) { return new Decoder(*model); }
 void minivllm_decoder_free(void *decoder) { delete (Decoder *)decoder; }

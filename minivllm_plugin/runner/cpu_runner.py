@@ -1,0 +1,48 @@
+"""Runs batches on the compiled CPU kernels: the whole step is one library call, outside the GIL.
+
+Same interface as :class:`minivllm_plugin.runner.model_runner.ModelRunner`; torch is used for sampling only.
+"""
+
+from collections.abc import Collection
+
+from minivllm_kernels.cpu.decoder import CpuDecoder
+
+from minivllm_plugin.engine.sequence import Sequence
+from minivllm_plugin.runner.sampler import sample
+
+__all__ = ["CpuRunner"]
+
+IGNORED = 0  # what a sequence gets that was not computed to its end; the scheduler does not look at it
+
+
+class CpuRunner:
+    """A decoder with its cache.
+
+    Args:
+        decoder: weights and cache.
+        end_token_ids: tokens that ``min_tokens`` holds back.
+    """
+
+    def __init__(self, decoder: CpuDecoder, end_token_ids: Collection[int]) -> None:
+        self._decoder = decoder
+        self._end_token_ids = frozenset(end_token_ids)
+
+    def run(self, seqs: list[Sequence], is_prefill: bool) -> list[int]:
+        """One token per sequence; see :class:`minivllm_plugin.engine.llm_engine.Runner`."""
+        token_ids: list[int] = []
+        query_lens, seq_lens, sampled, last_rows = [], [], [], []
+        for index, seq in enumerate(seqs):
+            start = seq.num_computed_tokens
+            end = start + seq.num_scheduled_tokens
+            token_ids += seq.token_ids[start:end]
+            query_lens.append(end - start)
+            seq_lens.append(end)
+            if end == seq.num_tokens:
+                sampled.append(index)
+                last_rows.append(len(token_ids) - 1)
+        logits = self._decoder.forward(token_ids, query_lens, seq_lens, [seq.block_table for seq in seqs], last_rows)
+        tokens = [IGNORED] * len(seqs)
+        if sampled:
+            for index, token in zip(sampled, sample(logits, [seqs[i] for i in sampled], self._end_token_ids), strict=True):
+                tokens[index] = token
+        return tokens

@@ -1,0 +1,149 @@
+"""A model's weights in the layout of the CPU kernels: packed once from the checkpoint, kept on disk, mapped ever after.
+
+The packed file stands in the cache beside converted models, keyed by the checkpoint's files, the kind of weights and
+:data:`VERSION`. Nothing here runs a model.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from minivllm_kernels.cpu.decoder import DecoderGeometry, DecoderWeights, LayerWeights
+from minivllm_kernels.cpu.packing import PackedMatrix, interleave_gate_up, pack_matrix
+from torch import Tensor
+
+from minivllm_plugin.models.catalog import ModelSource
+from minivllm_plugin.models.config import ModelConfig
+from minivllm_plugin.models.decoder import CausalLM, DecoderLayer
+from minivllm_plugin.models.loader import ModelDescription, load_model
+from minivllm_plugin.models.qwen3 import Qwen3Attention
+from minivllm_plugin.models.storage import cache_directory, exclusive, partial_directory, publish
+from minivllm_plugin.runner.tensor_file import map_tensors, write_tensors
+
+__all__ = ["SUPPORTED_ARCHITECTURES", "decoder_geometry", "pack_module", "packed_weights"]
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+"""Of the packed layout. Raise it when the same checkpoint would give another file."""
+
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+MATRICES = ("qkv", "out", "gate_up", "down")
+NORMS = ("input_norm", "post_norm", "q_norm", "k_norm")
+
+
+def decoder_geometry(config: ModelConfig) -> DecoderGeometry:
+    """The shape as the kernels want it."""
+    return DecoderGeometry(
+        hidden_size=config.hidden_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        eps=config.rms_norm_eps,
+    )
+
+
+def packed_weights(source: ModelSource, description: ModelDescription, kind: str, *, load_format: str, seed: int) -> DecoderWeights:
+    """The weights of ``source`` as ``kind``: mapped from the cache, or loaded, packed and put there first."""
+
+    def load() -> DecoderWeights:
+        dtype = description.config.dtype if kind != "float32" else "float32"
+        return pack_module(load_model(source, dtype=dtype, load_format=load_format, seed=seed, max_positions=1).module, kind)
+
+    if load_format == "dummy" or description.directory is None:
+        return load()
+    home = cache_directory() / "packed" / _key(description.directory)
+    path = home / f"{kind}.bin"
+    if not path.is_file():
+        _pack_to(path, load)
+    return _from_tensors(map_tensors(path), kind)
+
+
+def pack_module(module: CausalLM, kind: str) -> DecoderWeights:
+    """Pack the parameters of a loaded model; they are not changed."""
+    embedding = pack_matrix(module.model.embed_tokens.weight, kind)
+    return DecoderWeights(
+        layers=tuple(_pack_layer(layer, kind) for layer in module.model.layers),  # type: ignore[arg-type]  # a ModuleList
+        embedding=embedding,
+        head=embedding if module.lm_head is None else pack_matrix(module.lm_head.weight, kind),
+        final_norm=_norm(module.model.norm.weight),
+    )
+
+
+def _pack_layer(layer: DecoderLayer, kind: str) -> LayerWeights:
+    attention, mlp = layer.self_attn, layer.mlp
+    gate_up_bias = mlp.gate_up_proj.bias
+    has_head_norms = isinstance(attention, Qwen3Attention)
+    return LayerWeights(
+        qkv=pack_matrix(attention.qkv_proj.weight, kind, attention.qkv_proj.bias),
+        out=pack_matrix(attention.o_proj.weight, kind, attention.o_proj.bias),
+        gate_up=pack_matrix(
+            interleave_gate_up(mlp.gate_up_proj.weight), kind, None if gate_up_bias is None else interleave_gate_up(gate_up_bias)
+        ),
+        down=pack_matrix(mlp.down_proj.weight, kind, mlp.down_proj.bias),
+        input_norm=_norm(layer.input_layernorm.weight),
+        post_norm=_norm(layer.post_attention_layernorm.weight),
+        q_norm=_norm(attention.q_norm.weight) if has_head_norms else None,
+        k_norm=_norm(attention.k_norm.weight) if has_head_norms else None,
+    )
+
+
+def _norm(weight: Tensor) -> Tensor:
+    return weight.detach().float().contiguous()
+
+
+def _key(directory: Path) -> str:
+    parts = [str(directory.resolve()), str(VERSION)]
+    for file in sorted([*directory.glob("*.safetensors*"), directory / "config.json"]):
+        status = file.stat()
+        parts += [file.name, str(status.st_size), str(status.st_mtime_ns)]
+    return f"{directory.name}-{hashlib.sha256(os.fsencode(chr(10).join(parts))).hexdigest()[:20]}"
+
+
+def _pack_to(path: Path, load: Callable[[], DecoderWeights]) -> None:
+    waiting = f"another process is packing weights into {path}; waiting for it"
+    with exclusive(path.parent, on_wait=lambda: logger.info(waiting)):
+        if path.is_file():
+            return
+        logger.info("packing weights for the CPU kernels into %s (once)", path)
+        with partial_directory(path.parent) as scratch:
+            write_tensors(scratch / path.name, _to_tensors(load()))
+            publish(scratch / path.name, path)
+
+
+def _to_tensors(weights: DecoderWeights) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {"final_norm": weights.final_norm}
+    matrices = {"embedding": weights.embedding}
+    if weights.head is not weights.embedding:
+        matrices["head"] = weights.head
+    for index, layer in enumerate(weights.layers):
+        matrices.update({f"{index}.{name}": getattr(layer, name) for name in MATRICES})
+        tensors.update({f"{index}.{name}": value for name in NORMS if (value := getattr(layer, name)) is not None})
+    for name, matrix in matrices.items():
+        parts = {"data": matrix.data, "scale": matrix.scale, "bias": matrix.bias}
+        tensors.update({f"{name}.{part}": value for part, value in parts.items() if value is not None})
+    return tensors
+
+
+def _from_tensors(tensors: Mapping[str, Tensor], kind: str) -> DecoderWeights:
+    def matrix(name: str) -> PackedMatrix:
+        return PackedMatrix(kind, tensors[f"{name}.data"], tensors.get(f"{name}.scale"), tensors.get(f"{name}.bias"))
+
+    num_layers = sum(1 for name in tensors if name.endswith(".input_norm"))
+    embedding = matrix("embedding")
+    return DecoderWeights(
+        layers=tuple(
+            LayerWeights(
+                **{name: matrix(f"{index}.{name}") for name in MATRICES},  # type: ignore[arg-type]  # names and types by table
+                **{name: tensors.get(f"{index}.{name}") for name in NORMS},  # type: ignore[arg-type]
+            )
+            for index in range(num_layers)
+        ),
+        embedding=embedding,
+        head=matrix("head") if "head.data" in tensors else embedding,
+        final_norm=tensors["final_norm"],
+    )
