@@ -24,7 +24,13 @@ class EngineConfig:
 
     Attributes:
         model: catalog name, hub id, directory or ``.gguf`` file.
-        dtype: of weights and KV cache; ``auto`` is the checkpoint's on a GPU, float32 on a CPU below a billion parameters.
+        dtype: of weights and KV cache. ``auto`` is the checkpoint's on a GPU and leaves the choice to ``quantization`` on a
+            CPU. ``float32`` is exact: greedy tokens equal transformers' in float32.
+        quantization: ``int8`` makes weights of one byte when the model is loaded (CPU only); ``none`` keeps them; ``auto`` is
+            ``int8`` on a CPU whose compiler builds our kernels, unless a ``dtype`` is asked for.
+        kv_cache_dtype: ``auto``, ``float32``, ``bfloat16`` or ``int8`` (CPU kernels only, where auto is bfloat16, or float32
+            with ``dtype="float32"``).
+        num_threads: threads of the CPU kernels; None takes as many as torch does.
         device: ``auto`` (cuda if there is one, else cpu), ``cpu``, ``cuda``, ``cuda:1``, …
         load_format: ``auto`` reads files; ``dummy`` gives seeded random weights with no file and no network.
         max_model_len: context window in tokens; None takes the model's own, bounded by the pool.
@@ -47,6 +53,9 @@ class EngineConfig:
 
     model: str = "smollm2-135m"
     dtype: str = "auto"
+    quantization: str = "auto"
+    kv_cache_dtype: str = "auto"
+    num_threads: int | None = None
     device: str = "auto"
     load_format: str = "auto"
     max_model_len: int | None = None
@@ -67,13 +76,15 @@ class EngineConfig:
         if not isinstance(self.model, str) or not self.model.strip():
             raise ConfigError(f"model must be a name or a path, got {self.model!r}")
         object.__setattr__(self, "dtype", _choice("dtype", _dtype_name(self.dtype), DTYPE_NAMES))
+        _choice("quantization", self.quantization, ("auto", "none", "int8"))
+        _choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "float32", "bfloat16", "int8"))
         _choice("load_format", self.load_format, ("auto", "dummy"))
         _choice("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         if not isinstance(self.device, str) or self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps", "xpu"):
             raise ConfigError(f"device must be auto, cpu, cuda, mps or xpu (cuda:1 for the second), got {self.device!r}")
         for name, at_least in (("max_num_sequences", 1), ("max_num_batched_tokens", 1), ("block_size", 1), ("max_queue_size", 0)):
             _integer(name, getattr(self, name), at_least)
-        for name in ("max_model_len", "num_blocks", "kv_cache_bytes"):
+        for name in ("max_model_len", "num_blocks", "kv_cache_bytes", "num_threads"):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), 1)
         _integer("seed", self.seed, 0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-__all__ = ["Choice", "KernelUnavailableError", "choose", "explain", "implementation"]
+__all__ = ["Choice", "KernelUnavailableError", "choose", "explain", "implementation", "why_not"]
 
 ENVIRONMENT_VARIABLE = "MINIVLLM_KERNELS"
 
@@ -43,6 +43,15 @@ def implementation(op: str, device: str) -> Callable[..., Any]:
     return choose(op, device).function
 
 
+def why_not(backend: str, device: str, op: str = "argmax") -> str | None:
+    """Why ``backend`` is not to be used on ``device``, or None: for callers that use more of it than single ops."""
+    forced = _forced()
+    if forced and backend not in forced:
+        return f"{ENVIRONMENT_VARIABLE} does not name it"
+    reason, function = _probe(backend, op, device)
+    return None if function is not None else reason
+
+
 def explain(device: str = "cpu") -> list[Choice]:
     """The choice for every op on ``device``, in the order of ``minivllm_kernels.OPS``."""
     from minivllm_kernels import OPS
@@ -53,7 +62,7 @@ def explain(device: str = "cpu") -> list[Choice]:
 @cache
 def choose(op: str, device: str) -> Choice:
     """Pick the first backend that serves ``device``, imports, and has ``op``."""
-    forced = [name.strip() for name in os.environ.get(ENVIRONMENT_VARIABLE, "").split(",") if name.strip()]
+    forced = _forced()
     passed_over: list[tuple[str, str]] = []
     for name in forced or list(BACKENDS):
         reason, function = _probe(name, op, device)
@@ -63,6 +72,10 @@ def choose(op: str, device: str) -> Choice:
     tried = "; ".join(f"{name}: {reason}" for name, reason in passed_over)
     remedy = f"unset {ENVIRONMENT_VARIABLE} or add 'reference' to it" if forced else "use a device among cpu, cuda, mps, xpu"
     raise KernelUnavailableError(f"no backend runs {op!r} on {device!r} ({tried}); {remedy}")
+
+
+def _forced() -> list[str]:
+    return [name.strip() for name in os.environ.get(ENVIRONMENT_VARIABLE, "").split(",") if name.strip()]
 
 
 def _probe(name: str, op: str, device: str) -> tuple[str, Callable[..., Any] | None]:

@@ -6,7 +6,6 @@ Same interface as :class:`minivllm_plugin.runner.model_runner.ModelRunner`; torc
 from collections.abc import Collection
 
 from minivllm_kernels.cpu.decoder import CpuDecoder
-
 from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.runner.sampler import sample
 

@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from minivllm_kernels.cpu.decoder import DecoderGeometry, DecoderWeights, LayerWeights
-from minivllm_kernels.cpu.packing import PackedMatrix, interleave_gate_up, pack_matrix
 from torch import Tensor
 
+from minivllm_kernels.cpu.decoder import DecoderGeometry, DecoderWeights, LayerWeights
+from minivllm_kernels.cpu.packing import PackedMatrix, interleave_gate_up, pack_matrix
 from minivllm_plugin.models.catalog import ModelSource
 from minivllm_plugin.models.config import ModelConfig
 from minivllm_plugin.models.decoder import CausalLM, DecoderLayer
@@ -47,7 +47,9 @@ def decoder_geometry(config: ModelConfig) -> DecoderGeometry:
     )
 
 
-def packed_weights(source: ModelSource, description: ModelDescription, kind: str, *, load_format: str, seed: int) -> DecoderWeights:
+def packed_weights(
+    source: ModelSource, description: ModelDescription, kind: str, *, load_format: str, seed: int
+) -> DecoderWeights:
     """The weights of ``source`` as ``kind``: mapped from the cache, or loaded, packed and put there first."""
 
     def load() -> DecoderWeights:

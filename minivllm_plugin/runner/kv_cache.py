@@ -44,18 +44,19 @@ class KVCache:
         return sum(tensor.nbytes for pair in self.layers for tensor in pair)
 
 
-def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block: keys and values of all layers."""
-    return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+def block_bytes(config: ModelConfig, block_size: int, kind: str) -> int:
+    """Bytes of one block, keys and values of all layers, in ``kind``: float32, bfloat16, float16 or int8 (with scales)."""
+    head_bytes = config.head_dim + 4 if kind == "int8" else config.head_dim * (4 if kind == "float32" else 2)
+    return 2 * config.num_layers * block_size * config.num_kv_heads * head_bytes
 
 
-def plan_num_blocks(engine: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+def plan_num_blocks(engine: EngineConfig, model: ModelConfig, kind: str) -> int:
     """Blocks in the pool: as asked for, else as many as the default memory holds and the engine could ever use.
 
     Raises:
         ConfigError: the memory holds no block, or ``max_model_len`` does not fit.
     """
-    each = block_bytes(model, engine.block_size, dtype)
+    each = block_bytes(model, engine.block_size, kind)
     if engine.num_blocks is not None:
         num_blocks = engine.num_blocks
     else:

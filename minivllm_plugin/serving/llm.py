@@ -93,7 +93,13 @@ class LLM:
 
     @property
     def dtype(self) -> str:
+        """Of the weights: float32, bfloat16, float16 or int8."""
         return self._loaded.dtype
+
+    @property
+    def kernels(self) -> str:
+        """What computes: ``cpu`` (the compiled kernels) or ``torch``."""
+        return self._loaded.kernels
 
     @property
     def device(self) -> str:

@@ -32,6 +32,7 @@ class Loaded:
     num_blocks: int
     device: str
     dtype: str
+    kernels: str = "torch"
 
 
 def load(config: EngineConfig) -> tuple[LLMEngine, Loaded]:
@@ -41,49 +42,51 @@ def load(config: EngineConfig) -> tuple[LLMEngine, Loaded]:
         ConfigError: a setting does not go with the model.
         ModelError: the model cannot be had.
     """
-    from minivllm_plugin.models.loader import load_model
-    from minivllm_plugin.runner.kv_cache import plan_num_blocks
-    from minivllm_plugin.runner.model_runner import ModelRunner
+    from minivllm_plugin.models.loader import describe_model
+    from minivllm_plugin.runner.backends import build_backend
 
     device = _device(config.device)
     source = resolve(config.model, revision=config.revision)
-    model = load_model(source, dtype=config.dtype, device=device, load_format=config.load_format, seed=config.seed)
-    tokenizer = Tokenizer.load(model.directory) if model.directory is not None else None
-    ends = tuple(dict.fromkeys((*model.config.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ()))))
-    _check_window(config, model.config.max_position_embeddings)
+    description = describe_model(source, load_format=config.load_format)
+    model = description.config
+    _check_window(config, model.max_position_embeddings)
+    directory = description.tokenizer_directory
+    tokenizer = Tokenizer.load(directory) if directory is not None else None
+    ends = tuple(dict.fromkeys((*model.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ()))))
 
-    runner = ModelRunner(model, ends)
-    cache = runner.allocate_kv_cache(plan_num_blocks(config, model.config, model.dtype), config.block_size)
+    backend = build_backend(config, source, description, device, ends)
     scheduler = Scheduler(
         config.max_num_sequences,
         config.max_num_batched_tokens,
-        cache.num_blocks,
-        cache.block_size,
+        backend.num_blocks,
+        config.block_size,
         ends[0] if ends else NO_EOS,
         end_token_ids=ends[1:],
         enable_chunked_prefill=config.enable_chunked_prefill,
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,
     )
-    pool_tokens = cache.num_blocks * cache.block_size
-    window = min(config.max_model_len or model.config.max_position_embeddings, pool_tokens)
+    window = min(config.max_model_len or model.max_position_embeddings, backend.num_blocks * config.block_size)
     if not config.enable_chunked_prefill:
         window = min(window, config.max_num_batched_tokens)
-    limits = Limits(vocab_size=model.config.vocab_size, max_model_len=window)
+    limits = Limits(vocab_size=model.vocab_size, max_model_len=window)
     logger.info(
-        "%s on %s as %s: %d KV blocks of %d tokens (%d MiB), context window %d of the model's %d",
+        "%s on %s (%s kernels, %s weights): %d KV blocks of %d tokens (%d MiB), context window %d of the model's %d",
         config.model,
         device,
-        str(model.dtype).removeprefix("torch."),
-        cache.num_blocks,
-        cache.block_size,
-        cache.num_bytes >> 20,
+        backend.kernels,
+        backend.dtype,
+        backend.num_blocks,
+        config.block_size,
+        backend.cache_bytes >> 20,
         window,
-        model.config.max_position_embeddings,
+        model.max_position_embeddings,
     )
-    engine = LLMEngine(scheduler, runner, limits, tokenizer.encode if tokenizer else None)
-    dtype = str(model.dtype).removeprefix("torch.")
-    return engine, Loaded(limits, tokenizer, model.generation_defaults, cache.num_blocks, device, dtype)
+    engine = LLMEngine(scheduler, backend.runner, limits, tokenizer.encode if tokenizer else None)
+    loaded = Loaded(
+        limits, tokenizer, description.generation_defaults, backend.num_blocks, device, backend.dtype, backend.kernels
+    )
+    return engine, loaded
 
 
 def _device(device: str) -> str:

@@ -1,1 +1,1 @@
-"""Compiled kernels for the CPU: built by the system's compiler on first use, for the machine at hand. Nothing is built at import."""
+"""Compiled kernels for the CPU, built by the system's compiler on first use, for the machine at hand; never at import."""

@@ -72,7 +72,9 @@ def _compiler(named: str | None) -> str:
         found = shutil.which(candidate)
         if found:
             return found
-    raise KernelUnavailableError(f"no C++ compiler ({', '.join(candidates)}) was found; install g++ or clang to get the fast CPU path")
+    raise KernelUnavailableError(
+        f"no C++ compiler ({', '.join(candidates)}) was found; install g++ or clang to get the fast CPU path"
+    )
 
 
 def _key(command: str, flags: tuple[str, ...]) -> str:

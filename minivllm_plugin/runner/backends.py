@@ -1,0 +1,133 @@
+"""Which runner computes a model, and in which types: decided once, from the settings, the shape and the machine.
+
+On a CPU the compiled kernels are preferred; what they cannot do goes to plain torch, with one line that says why.
+"""
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from minivllm_kernels.dispatch import why_not
+from minivllm_plugin.config import EngineConfig
+from minivllm_plugin.engine.llm_engine import Runner
+from minivllm_plugin.errors import ConfigError
+from minivllm_plugin.models.catalog import ModelSource
+from minivllm_plugin.models.config import ModelConfig
+from minivllm_plugin.models.loader import ModelDescription, load_model
+from minivllm_plugin.runner.kv_cache import plan_num_blocks
+from minivllm_plugin.runner.model_runner import ModelRunner
+
+__all__ = ["Backend", "build_backend"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A runner with its pool.
+
+    Attributes:
+        num_blocks: what the runner allocated; the scheduler is built with this number.
+        kernels: ``cpu`` (compiled) or ``torch``.
+        dtype: of the weights: float32, bfloat16, float16 or int8.
+    """
+
+    runner: Runner
+    num_blocks: int
+    cache_bytes: int
+    kernels: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    weights: str
+    cache: str
+
+
+def build_backend(
+    config: EngineConfig, source: ModelSource, description: ModelDescription, device: str, ends: Collection[int]
+) -> Backend:
+    """Load the weights and take the memory of the pool.
+
+    Raises:
+        ConfigError: something was asked for by name that this machine or model cannot do.
+        ModelError: the weights cannot be read.
+    """
+    kinds = _kinds(config, description.config)
+    reason = _why_not_cpu_kernels(config, description.config, device, kinds)
+    if reason is None:
+        return _cpu_backend(config, source, description, kinds, ends)
+    if config.quantization == "int8" or config.kv_cache_dtype == "int8":
+        asked = "quantization" if config.quantization == "int8" else "kv_cache_dtype"
+        raise ConfigError(f"{asked}='int8' needs the compiled CPU kernels, which cannot be used: {reason}; leave it at 'auto'")
+    if device == "cpu":
+        logger.warning("the CPU kernels are not used: %s; plain torch computes instead, which is slower", reason)
+    return _torch_backend(config, source, device, ends)
+
+
+def _kinds(config: EngineConfig, model: ModelConfig) -> _Kinds:
+    if config.quantization == "int8" or (config.quantization == "auto" and config.dtype == "auto"):
+        weights = "int8"
+    elif config.dtype == "bfloat16" or model.dtype == "bfloat16":
+        weights = "bfloat16"  # of a bfloat16 checkpoint these are the exact values, at half the traffic
+    else:
+        weights = "float32"
+    exact = config.dtype == "float32" or (config.dtype == "auto" and config.quantization == "none")
+    cache = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else "float32" if exact else "bfloat16"
+    return _Kinds(weights, cache)
+
+
+def _why_not_cpu_kernels(config: EngineConfig, model: ModelConfig, device: str, kinds: _Kinds) -> str | None:
+    if device != "cpu":
+        return f"the device is {device}"
+    if config.dtype == "float16":
+        return "dtype='float16' is not among their types (float32, bfloat16, int8)"
+    from minivllm_plugin.runner.cpu_weights import SUPPORTED_ARCHITECTURES, decoder_geometry
+
+    if model.architecture not in SUPPORTED_ARCHITECTURES:
+        return f"they do not know {model.architecture}"
+    from minivllm_kernels.cpu.decoder import unsupported
+
+    return unsupported(decoder_geometry(model), config.block_size, kinds.cache) or why_not("cpu", device)
+
+
+def _cpu_backend(
+    config: EngineConfig, source: ModelSource, description: ModelDescription, kinds: _Kinds, ends: Collection[int]
+) -> Backend:
+    from minivllm_kernels.cpu.decoder import CpuDecoder
+    from minivllm_plugin.models.layers import RotaryTable
+    from minivllm_plugin.runner.cpu_runner import CpuRunner
+    from minivllm_plugin.runner.cpu_weights import decoder_geometry, packed_weights
+
+    model = description.config
+    num_blocks = plan_num_blocks(config, model, kinds.cache)
+    weights = packed_weights(source, description, kinds.weights, load_format=config.load_format, seed=config.seed)
+    positions = min(config.max_model_len or model.max_position_embeddings, num_blocks * config.block_size)
+    decoder = CpuDecoder(
+        decoder_geometry(model),
+        weights,
+        RotaryTable(model.rope, model.head_dim, positions).cos_sin,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        cache_kind=kinds.cache,
+        threads=config.num_threads or torch.get_num_threads(),
+    )
+    return Backend(CpuRunner(decoder, ends), num_blocks, decoder.cache_bytes, "cpu", kinds.weights)
+
+
+def _torch_backend(config: EngineConfig, source: ModelSource, device: str, ends: Collection[int]) -> Backend:
+    model = load_model(
+        source,
+        dtype=config.dtype,
+        device=device,
+        load_format=config.load_format,
+        seed=config.seed,
+        max_positions=config.max_model_len,
+    )
+    dtype = str(model.dtype).removeprefix("torch.")
+    runner = ModelRunner(model, ends)
+    cache = runner.allocate_kv_cache(plan_num_blocks(config, model.config, dtype), config.block_size)
+    return Backend(runner, cache.num_blocks, cache.num_bytes, "torch", dtype)
