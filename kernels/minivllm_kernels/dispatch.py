@@ -1,8 +1,8 @@
 """Which backend runs which op, decided once per (op, device) and explainable afterwards.
 
-A backend is a module with one function per op it implements, under the op's own name, and perhaps ``unavailable()``. ``MINIVLLM_KERNELS`` forces an
-ordered list of backends (for example ``MINIVLLM_KERNELS=reference``); a forced backend that cannot run is an error, never
-a silent fallback.
+A backend is a module with one function per op it implements, under the op's own name, and perhaps ``unavailable()``.
+``MINIVLLM_KERNELS`` forces an ordered list of backends (for example ``MINIVLLM_KERNELS=reference``); a forced backend that
+cannot run is an error, never a silent fallback.
 """
 
 import importlib

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor
+from torch.nn import Module
 
 from minivllm_kernels.cpu.decoder import DecoderGeometry, DecoderWeights, LayerWeights
 from minivllm_kernels.cpu.packing import PackedMatrix, interleave_gate_up, pack_matrix
@@ -69,17 +70,18 @@ def pack_module(module: CausalLM, kind: str) -> DecoderWeights:
     """Pack the parameters of a loaded model; they are not changed."""
     embedding = pack_matrix(module.model.embed_tokens.weight, kind)
     return DecoderWeights(
-        layers=tuple(_pack_layer(layer, kind) for layer in module.model.layers),  # type: ignore[arg-type]  # a ModuleList
+        layers=tuple(_pack_layer(layer, kind) for layer in module.model.layers),
         embedding=embedding,
         head=embedding if module.lm_head is None else pack_matrix(module.lm_head.weight, kind),
         final_norm=_norm(module.model.norm.weight),
     )
 
 
-def _pack_layer(layer: DecoderLayer, kind: str) -> LayerWeights:
+def _pack_layer(layer: Module, kind: str) -> LayerWeights:
+    assert isinstance(layer, DecoderLayer)
     attention, mlp = layer.self_attn, layer.mlp
     gate_up_bias = mlp.gate_up_proj.bias
-    has_head_norms = isinstance(attention, Qwen3Attention)
+    qwen3 = attention if isinstance(attention, Qwen3Attention) else None
     return LayerWeights(
         qkv=pack_matrix(attention.qkv_proj.weight, kind, attention.qkv_proj.bias),
         out=pack_matrix(attention.o_proj.weight, kind, attention.o_proj.bias),
@@ -89,8 +91,8 @@ def _pack_layer(layer: DecoderLayer, kind: str) -> LayerWeights:
         down=pack_matrix(mlp.down_proj.weight, kind, mlp.down_proj.bias),
         input_norm=_norm(layer.input_layernorm.weight),
         post_norm=_norm(layer.post_attention_layernorm.weight),
-        q_norm=_norm(attention.q_norm.weight) if has_head_norms else None,
-        k_norm=_norm(attention.k_norm.weight) if has_head_norms else None,
+        q_norm=_norm(qwen3.q_norm.weight) if qwen3 else None,
+        k_norm=_norm(qwen3.k_norm.weight) if qwen3 else None,
     )
 
 

@@ -24,8 +24,11 @@ DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "bfloat16": torch.bflo
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write ``tensors`` (contiguous, on the CPU). The caller makes the file visible only when it is whole."""
     names = {dtype: name for name, dtype in DTYPES.items()}
-    entries, offset = {}, 0
+    entries: dict[str, dict[str, object]] = {}
+    offsets: dict[str, int] = {}
+    offset = 0
     for name, tensor in tensors.items():
+        offsets[name] = offset
         entries[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "offset": offset}
         offset += -(-tensor.nbytes // PAGE) * PAGE
     header = json.dumps(entries).encode()
@@ -33,8 +36,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with path.open("wb") as file:
         file.write(MAGIC + start.to_bytes(8, "little") + header.ljust(start - len(MAGIC) - 8))
         for name, tensor in tensors.items():
-            file.seek(start + entries[name]["offset"])
-            file.write(memoryview(tensor.view(torch.uint8).flatten().numpy()))
+            file.seek(start + offsets[name])
+            tensor.view(torch.uint8).flatten().numpy().tofile(file)
         file.truncate(start + offset)
 
 

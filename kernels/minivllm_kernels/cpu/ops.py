@@ -1,4 +1,4 @@
-"""Ops of the public list on the compiled library, over torch tensors. A whole decoder step goes through ``decoder.py`` instead."""
+"""Ops of the public list on the compiled library, over torch tensors. A whole step goes through ``decoder.py`` instead."""
 
 import torch
 from torch import Tensor

@@ -71,6 +71,6 @@ def pack_matrix(weight: Tensor, kind: str, bias: Tensor | None = None) -> Packed
 
 
 def interleave_gate_up(stacked: Tensor) -> Tensor:
-    """``[2 * I, …]``, gates then ups, -> the same rows as 16 gates, 16 ups, 16 gates …: one panel holds pairs that are multiplied."""
+    """``[2 * I, …]``, gates then ups, -> 16 gates, 16 ups, 16 gates …: one panel holds pairs that are multiplied."""
     half = stacked.shape[0] // 2
     return stacked.view(2, half // 16, 16, *stacked.shape[1:]).transpose(0, 1).reshape(stacked.shape)
