@@ -1,5 +1,7 @@
 """The promises, kept by the real SmolLM2-135M: greedy tokens equal transformers' in float32, whatever the circumstances.
 
+The compiled CPU kernels compute where they can be built; ``MINIVLLM_KERNELS=reference`` puts plain torch through the same tests.
+
 The reference is ``transformers.generate``, one prompt at a time, on the same dequantised weights.
 """
 
@@ -74,7 +76,7 @@ def model_directory(smollm2_gguf: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(smollm2_gguf: Path) -> Iterator[LLM]:
-    with LLM(str(smollm2_gguf)) as engine:
+    with LLM(str(smollm2_gguf), dtype="float32") as engine:
         yield engine
 
 
@@ -127,20 +129,20 @@ def test_batched_and_from_a_warm_prefix(llm: LLM, prompts: list[list[int]], expe
 
 
 def test_batched_cold(smollm2_gguf: Path, prompts: list[list[int]], expected: list[list[int]]) -> None:
-    with LLM(str(smollm2_gguf), enable_prefix_caching=False) as engine:
+    with LLM(str(smollm2_gguf), dtype="float32", enable_prefix_caching=False) as engine:
         assert tokens(engine, prompts) == expected
 
 
 @pytest.mark.parametrize("budget", [64, 7])
 def test_chunked(smollm2_gguf: Path, prompts: list[list[int]], expected: list[list[int]], budget: int) -> None:
     some = slice(0, NUM_PROMPTS, 1 if budget > 10 else 4)
-    with LLM(str(smollm2_gguf), max_num_batched_tokens=budget, max_num_sequences=7, enable_prefix_caching=False) as engine:
+    with LLM(str(smollm2_gguf), dtype="float32", max_num_batched_tokens=budget, max_num_sequences=7, enable_prefix_caching=False) as engine:
         assert tokens(engine, prompts[some]) == expected[some]
 
 
 def test_preempted_in_a_tiny_pool(smollm2_gguf: Path, prompts: list[list[int]], expected: list[list[int]]) -> None:
     longest = max(len(prompt) for prompt in prompts) + NEW_TOKENS
-    with LLM(str(smollm2_gguf), num_blocks=-(-longest // 8) + 6, block_size=8) as engine:
+    with LLM(str(smollm2_gguf), dtype="float32", num_blocks=-(-longest // 8) + 6, block_size=8) as engine:
         assert tokens(engine, prompts) == expected
         assert engine.snapshot().num_preemptions > 5
         assert engine.snapshot().num_free_blocks == engine.num_blocks
