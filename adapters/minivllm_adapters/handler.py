@@ -62,8 +62,7 @@ class MinivllmProvider(CustomLLM):
         try:
             deadline, plan = _understand(messages, kwargs, stream=False)
             llm = await self._loads.aopen(model, deadline)
-            # Chat templates and tokenisers take milliseconds for long prompts: not on the loop's thread.
-            streams = await asyncio.to_thread(_submit, model, llm, plan, deadline)
+            streams = await _asubmit(model, llm, plan, deadline)
             return whole_response(model, plan, await _aresults(streams))
         except Exception as error:
             _raise(error, model)
@@ -137,6 +136,19 @@ def _submit(model: str, llm: "LLM", plan: CallPlan, deadline: Deadline) -> "list
         _close_all(streams)
         raise
     return streams
+
+
+async def _asubmit(model: str, llm: "LLM", plan: CallPlan, deadline: Deadline) -> "list[RequestStream]":
+    """The same on a worker thread: chat templates and tokenisers take milliseconds for long prompts. Whoever stops waiting
+    drops the streams, and dropping them aborts them."""
+    limit = asyncio.timeout(deadline.remaining())
+    try:
+        async with limit:
+            return await asyncio.to_thread(_submit, model, llm, plan, deadline)
+    except TimeoutError as error:
+        if limit.expired():
+            raise deadline.expired("the request waited for a worker thread of this event loop") from error
+        raise
 
 
 def _results(streams: "Sequence[RequestStream]") -> "list[RequestOutput]":

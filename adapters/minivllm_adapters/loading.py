@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol, cast
 
 from minivllm_adapters.deadlines import Deadline
+from minivllm_plugin.errors import RequestTimeoutError
 
 if TYPE_CHECKING:
     from minivllm_plugin.serving.llm import LLM
@@ -54,7 +55,8 @@ class ModelLoads:
         try:
             return load.result(deadline.remaining())
         except TimeoutError as error:
-            raise _reason(load, name, deadline) from error
+            _raise_own(load)
+            raise _still_loading(name, deadline) from error
 
     async def aopen(self, name: str, deadline: Deadline) -> "LLM":
         """The same without blocking the event loop."""
@@ -65,7 +67,8 @@ class ModelLoads:
             async with asyncio.timeout(deadline.remaining()):
                 return await asyncio.wrap_future(load)
         except TimeoutError as error:
-            raise _reason(load, name, deadline) from error
+            _raise_own(load)
+            raise _still_loading(name, deadline) from error
 
     def _ready(self, name: str) -> "LLM | None":
         """The engine, if it is there and no work is needed to get at it; importing the registry is such work."""
@@ -109,8 +112,11 @@ class ModelLoads:
         return self._registry
 
 
-def _reason(load: "Future[LLM]", name: str, deadline: Deadline) -> BaseException:
-    """What ended the wait: the load's own TimeoutError, or our deadline."""
+def _raise_own(load: "Future[LLM]") -> None:
+    """A load may itself fail with a TimeoutError; that is its result, and not our deadline."""
     if load.done() and (error := load.exception()) is not None:
-        return error
+        raise error
+
+
+def _still_loading(name: str, deadline: Deadline) -> RequestTimeoutError:
     return deadline.expired(f"model {name!r} was loading (the load goes on; a later call finds it)")

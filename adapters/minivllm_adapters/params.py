@@ -23,6 +23,7 @@ from minivllm_plugin.sampling_parameters import SamplingParams
 
 __all__ = ["CallPlan", "plan_call"]
 
+NUM_SEEDS = 2**64
 MAX_CHOICES = 128  # OpenAI's own bound of ``n``
 TEXT_COMPLETION_MAX_TOKENS = 16  # the completions API's documented default, in OpenAI, LiteLLM and vLLM alike
 STREAM_OPTIONS = frozenset({"include_usage", "include_obfuscation"})  # LiteLLM adds the usage chunk; obfuscation is transport
@@ -64,7 +65,7 @@ class CallPlan:
             InvalidRequestError: a value is out of range; names field, value and range.
         """
         params = defaults.replace(**self.sampling)
-        return params if choice == 0 or params.seed is None else params.replace(seed=params.seed + choice)
+        return params if choice == 0 or params.seed is None else params.replace(seed=(params.seed + choice) % NUM_SEEDS)
 
     def request_name(self, index: int) -> str | None:
         """The caller's request id, numbered when the call needs several requests (ids are unique in the engine)."""
@@ -202,6 +203,8 @@ def _prompts(messages: Sequence[Any], token_ids: object) -> tuple[str | list[int
     ``prompt_token_ids`` (one list, or one list a prompt) beside an empty prompt."""
     texts = [m.get("content") for m in messages if isinstance(m, Mapping)]
     if token_ids is None:
+        if not texts:
+            raise InvalidRequestError("there is no prompt; pass prompt='…' or a list of prompts")
         for text in texts:
             if not isinstance(text, str):
                 raise InvalidRequestError(f"a prompt must be a string, got {_short(text)}; token ids go in prompt_token_ids")

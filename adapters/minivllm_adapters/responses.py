@@ -11,12 +11,12 @@ from litellm import Choices, Message, ModelResponse, Usage
 from litellm.types.utils import Delta, ModelResponseStream, PromptTokensDetailsWrapper, StreamingChoices
 
 from minivllm_adapters.params import CallPlan
-from minivllm_plugin.errors import RequestAbortedError, RequestFailedError
+from minivllm_plugin.errors import MinivllmError, RequestAbortedError, RequestFailedError
 
 if TYPE_CHECKING:
     from minivllm_plugin.serving.outputs import RequestOutput
 
-__all__ = ["ChunkFactory", "finish_reason", "response_id", "usage_of", "whole_response"]
+__all__ = ["ChunkFactory", "finish_reason", "no_end", "response_id", "usage_of", "whole_response"]
 
 
 def response_id(request_id: str, *, chat: bool) -> str:
@@ -33,9 +33,14 @@ def finish_reason(reason: str | None, request_id: str) -> str:
     """
     if reason in ("stop", "length"):
         return reason
+    raise no_end(reason, request_id)
+
+
+def no_end(reason: str | None, request_id: str) -> MinivllmError:
+    """The error of a request that is over without having come to an end of its own."""
     if reason == "abort":
-        raise RequestAbortedError(f"request {request_id} was aborted before it ended; send it again if that was not meant")
-    raise RequestFailedError(f"request {request_id} ended with reason {reason!r} instead of stop or length")
+        return RequestAbortedError(f"request {request_id} was aborted before it ended; send it again if that was not meant")
+    return RequestFailedError(f"request {request_id} ended with reason {reason!r} instead of stop or length")
 
 
 def usage_of(outputs: Sequence["RequestOutput"], choices_per_prompt: int = 1) -> Usage:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from litellm.types.utils import ModelResponseStream
 
 from minivllm_adapters.errors import litellm_error
-from minivllm_adapters.responses import ChunkFactory, finish_reason, response_id, usage_of
+from minivllm_adapters.responses import ChunkFactory, no_end, response_id, usage_of
 
 if TYPE_CHECKING:
     from minivllm_plugin.serving.outputs import StreamDelta
@@ -39,8 +39,7 @@ class _Chunks:
     def _accept(self, delta: "StreamDelta | None") -> None:
         """Turn one delta into chunks; a text and the reason that came with it become separate chunks. None: the source ended."""
         if delta is None:
-            finish_reason(self._reason, self._stream.request_id)  # raises: a normal end was seen before, so this is none
-            return
+            raise no_end(self._reason, self._stream.request_id)
         self._reason = delta.finish_reason
         if delta.text:
             self._ready.append(self._factory.text(delta.text))

@@ -96,6 +96,13 @@ def test_usage_comes_last_without_choices_and_only_when_asked_for(provider: Mini
 
 
 @STREAMED
+def test_no_cached_token_is_a_zero_and_not_a_gap(provider: MinivllmProvider, llm: Any, read: Any) -> None:
+    llm.num_cached_tokens = 0
+    assert _counts(read(stream_options={"include_usage": True})[-1].usage) == _counts(_sync().usage)
+    assert _counts(_sync().usage)[3] == 0
+
+
+@STREAMED
 def test_an_empty_completion_still_says_whose_it_is(provider: MinivllmProvider, llm: Any, read: Any) -> None:
     llm.steps = [End("stop")]
     first, last = read()

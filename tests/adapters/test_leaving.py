@@ -170,6 +170,43 @@ def test_cancelling_many_at_once_leaves_none(gate: threading.Event, llm: Any) ->
     eventually(lambda: _left(llm, times=20))
 
 
+@pytest.mark.parametrize("how", ["cancel", "timeout"])
+def test_leaving_while_the_request_is_being_submitted(provider: MinivllmProvider, llm: Any, how: str) -> None:
+    """The worker thread that submits cannot be stopped; what it submits for nobody is aborted."""
+    entered, gate, submit = threading.Event(), threading.Event(), llm.submit_chat
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        entered.set()
+        assert gate.wait(30)
+        return submit(*args, **kwargs)
+
+    llm.submit_chat = slowly
+
+    async def leave() -> None:
+        timeout = 0.05 if how == "timeout" else None
+        task = asyncio.ensure_future(provider.acompletion("fake", MESSAGES, timeout=timeout))
+        await aeventually(entered.is_set)
+        if how == "cancel":
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError if how == "cancel" else litellm.Timeout):
+            await task
+        assert not llm.submissions
+        gate.set()
+
+    asyncio.run(leave())
+    eventually(lambda: _left(llm))
+
+
+def test_a_deadline_that_passes_with_the_load_reaches_no_engine(
+    provider: MinivllmProvider, registry: Any, llm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minivllm_adapters.deadlines.Deadline.remaining", lambda deadline: 0.0 if registry.loaded() else 9.0)
+    for call in (provider.completion, provider.streaming):
+        with pytest.raises(litellm.Timeout, match="loading"):
+            call("fake", MESSAGES)
+    assert not llm.submissions
+
+
 def test_a_keyboard_interrupt_aborts(provider: MinivllmProvider, llm: Any) -> None:
     class Interrupting:
         def __init__(self, stream: Any) -> None:

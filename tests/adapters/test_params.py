@@ -251,6 +251,8 @@ def test_raw_prompts_and_token_ids() -> None:
     assert (one.messages, one.prompts, one.num_requests) == (None, ("Once upon",), 1)
     two = _plan(text=True, messages=[{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], n=2)
     assert (two.prompts, two.num_requests) == (("a", "b"), 4)
+    seeded = _plan(seed=2**64 - 1, n=2)
+    assert [seeded.sampling_params(DEFAULTS, choice).seed for choice in (0, 1)] == [2**64 - 1, 0]
     assert one.sampling_params(DEFAULTS).max_tokens == 16  # the completions API's default
     assert _plan().sampling_params(DEFAULTS).max_tokens is None
     empty = [{"role": "user", "content": ""}]
@@ -265,6 +267,7 @@ def test_raw_prompts_and_token_ids() -> None:
         {"prompt_token_ids": "1 2"},
         {"prompt_token_ids": [1], "messages": [{"role": "user", "content": "and a text"}]},
         {"messages": [{"role": "user", "content": [1, 2]}]},
+        {"messages": []},
         {"add_generation_prompt": False},
         {"stream": True, "messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]},
     ],
