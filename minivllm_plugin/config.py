@@ -103,12 +103,12 @@ class EngineConfig:
 
     @classmethod
     def from_options(cls, model: str, options: dict[str, Any]) -> "EngineConfig":
-        """From keyword arguments, refusing unknown ones by name."""
+        """From keyword arguments, refusing unknown ones by name. With ``model`` among them, the first name is an alias."""
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(options) - known)
         if unknown:
             raise ConfigError(f"unknown engine option {unknown[0]!r}; known are {', '.join(sorted(known))}")
-        return cls(model=model, **options)
+        return cls(**{"model": model, **options})
 
 
 def _dtype_name(value: object) -> object:

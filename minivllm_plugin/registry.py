@@ -37,7 +37,8 @@ def get_llm(name: str, **options: Any) -> LLM:
     """The live engine of ``name``, loaded on first use. From any thread.
 
     Args:
-        options: engine options; once the engine is loaded they must equal those it was loaded with.
+        options: engine options, ``model`` among them if ``name`` is to be an alias; once the engine is loaded they must
+            equal those it was loaded with.
 
     Raises:
         ConfigError, ModelError: it cannot be loaded; the next call tries again.
@@ -53,7 +54,7 @@ def get_llm(name: str, **options: Any) -> LLM:
     assert future is not None
     if mine:
         try:
-            future.set_result(LLM(name, **chosen))
+            future.set_result(LLM(chosen.pop("model", name), **chosen))
         except BaseException as error:
             future.set_exception(error)
             raise

@@ -38,7 +38,6 @@ def chat(
     try:
         params = o.sampling_params(
             llm,
-            model,
             max_tokens=max_tokens,
             temperature=temperature,
             top_k=top_k,

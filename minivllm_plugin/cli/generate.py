@@ -59,7 +59,6 @@ def generate(
     try:
         params = o.sampling_params(
             llm,
-            model,
             max_tokens=max_tokens,
             temperature=temperature,
             top_k=top_k,

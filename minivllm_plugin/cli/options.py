@@ -71,20 +71,9 @@ def open_llm(model: str, **options: Any) -> "LLM":
     return LLM(model, **{name: value for name, value in options.items() if value is not None})
 
 
-def sampling_params(llm: "LLM", model: str, **given: Any) -> "SamplingParams":
-    """The model's own defaults, overridden by what the user gave; None and empty lists mean not given.
-
-    Where the model's files recommend nothing, its card's advice from the catalog stands in: small models ramble at
-    temperature 1.
-    """
-    from minivllm_plugin.models.catalog import catalog_entry
-    from minivllm_plugin.sampling_parameters import SamplingParams
-
-    defaults = llm.default_sampling_params()
-    entry = catalog_entry(model)
-    if entry is not None and defaults == SamplingParams(max_tokens=None):
-        defaults = defaults.replace(**entry.sampling)
-    return defaults.replace(**{name: value for name, value in given.items() if value not in (None, [])})
+def sampling_params(llm: "LLM", **given: Any) -> "SamplingParams":
+    """The model's own defaults, overridden by what the user gave; None and empty lists mean not given."""
+    return llm.default_sampling_params().replace(**{name: value for name, value in given.items() if value not in (None, [])})
 
 
 def say(line: str) -> None:

@@ -12,7 +12,7 @@ from minivllm_plugin.engine.admission import Limits
 from minivllm_plugin.engine.llm_engine import LLMEngine
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.errors import ConfigError
-from minivllm_plugin.models.catalog import resolve
+from minivllm_plugin.models.catalog import catalog_entry, resolve
 from minivllm_plugin.serving.tokenizer import Tokenizer
 
 __all__ = ["Loaded", "load"]
@@ -83,9 +83,9 @@ def load(config: EngineConfig) -> tuple[LLMEngine, Loaded]:
         model.max_position_embeddings,
     )
     engine = LLMEngine(scheduler, backend.runner, limits, tokenizer.encode if tokenizer else None)
-    loaded = Loaded(
-        limits, tokenizer, description.generation_defaults, backend.num_blocks, device, backend.dtype, backend.kernels
-    )
+    entry = catalog_entry(config.model)
+    defaults = {**(entry.sampling if entry else {}), **description.generation_defaults}  # the checkpoint's own word counts more
+    loaded = Loaded(limits, tokenizer, defaults, backend.num_blocks, device, backend.dtype, backend.kernels)
     return engine, loaded
 
 

@@ -38,7 +38,7 @@ class TextStream(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ByteRules:
+class _ByteRules:
     """How one vocabulary spells text. Mirrors the ``decoder`` of a ``tokenizer.json``."""
 
     byte_level: bool = False
@@ -92,7 +92,7 @@ class _ByteStream:
 
     __slots__ = ("_at_start", "_pending", "_pieces", "_skip_ids", "_strip_char", "_strip_left", "_table")
 
-    def __init__(self, table: PieceTable, rules: ByteRules, skip_ids: AbstractSet[int], context_ids: Sequence[int]) -> None:
+    def __init__(self, table: PieceTable, rules: _ByteRules, skip_ids: AbstractSet[int], context_ids: Sequence[int]) -> None:
         self._table = table
         self._pieces = table._pieces  # read directly: this is the per-token path
         self._skip_ids = skip_ids
@@ -182,7 +182,7 @@ def _token(backend: Backend, token_id: int) -> str | None:
         return None
 
 
-def _spell(token: str, rules: ByteRules) -> str | bytes:
+def _spell(token: str, rules: _ByteRules) -> str | bytes:
     data = _token_bytes(token, rules)
     try:
         return data.decode()
@@ -190,7 +190,7 @@ def _spell(token: str, rules: ByteRules) -> str | bytes:
         return data
 
 
-def _token_bytes(token: str, rules: ByteRules) -> bytes:
+def _token_bytes(token: str, rules: _ByteRules) -> bytes:
     if rules.byte_level:
         try:
             return bytes([_BYTE_OF_CHAR[char] for char in token])
@@ -206,7 +206,7 @@ def _token_bytes(token: str, rules: ByteRules) -> bytes:
     return token.encode()
 
 
-def _byte_rules(backend: Backend) -> ByteRules | None:
+def _byte_rules(backend: Backend) -> _ByteRules | None:
     """Rules equivalent to the backend's decoder, or None when it is of another kind."""
     if backend.decoder is None:
         return None
@@ -214,21 +214,21 @@ def _byte_rules(backend: Backend) -> ByteRules | None:
     steps: list[dict[str, Any]] = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
-        return ByteRules(byte_level=True)
+        return _ByteRules(byte_level=True)
     if kinds == ["Metaspace"]:
         mark = steps[0]["replacement"]
         first = "" if steps[0].get("prepend_scheme", "always") == "never" else mark
-        return ByteRules(replaces=((mark, " "),), drop_in_first=first)
+        return _ByteRules(replaces=((mark, " "),), drop_in_first=first)
     replaces: list[tuple[str, str]] = []
     while steps and steps[0]["type"] == "Replace" and "String" in steps[0]["pattern"]:
         replaces.append((steps[0]["pattern"]["String"], steps[0]["content"]))
         steps = steps[1:]
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteFallback", "Fuse"]:
-        return ByteRules(replaces=tuple(replaces), byte_fallback=True)
+        return _ByteRules(replaces=tuple(replaces), byte_fallback=True)
     if kinds == ["ByteFallback", "Fuse", "Strip"] and steps[2]["stop"] == 0:
         strip = (steps[2]["content"], steps[2]["start"])
-        return ByteRules(replaces=tuple(replaces), byte_fallback=True, strip=strip)
+        return _ByteRules(replaces=tuple(replaces), byte_fallback=True, strip=strip)
     return None
 
 

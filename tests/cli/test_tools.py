@@ -35,9 +35,9 @@ def test_models_and_pull_know_the_local_copy(run: Run, smollm2_gguf: Path) -> No
 def test_env_tells_versions_devices_kernels_and_state(run: Run, empty_cache: Path) -> None:
     code, out, _ = run("env")
     assert code == 0
-    for part in ("python", "torch", "cores usable", "kernels on cpu", "attention", "reference", "not made yet", "MINIVLLM_CACHE"):
+    for part in ("python", "torch", "cores usable", "kernels on cpu", "attention", "reference", "MINIVLLM_CACHE"):
         assert part in out
-    empty_cache.mkdir()
+    empty_cache.mkdir(exist_ok=True)  # the compiled kernels may be there already
     sections = json.loads(run("env", "--json")[1])
     assert sections["versions"]["minivllm-plugin"] == minivllm_plugin.__version__
     assert sections["cache"]["directory"] == str(empty_cache)
