@@ -106,17 +106,17 @@ def test_an_admissible_request_is_admitted_although_running_ones_hold_a_reserve(
 
 def test_those_who_fit_their_blocks_to_the_end_keep_no_reserve(sequence: MakeSequence) -> None:
     scheduler = Scheduler(8, 64, 4, 16, EOS, enable_chunked_prefill=True)
-    for number in range(4):  # 4 + 8 tokens: none will ever need a second block
-        scheduler.add_sequence(sequence(4, 20 * number + 1, str(number)))
+    for number in range(4):  # 4 + 13 tokens, of which the last needs no slot: none will ever need a second block
+        scheduler.add_sequence(sequence(4, 20 * number + 1, str(number), max_tokens=13))
     runner = LedgerRunner.for_scheduler(scheduler)
     late = sequence(4, 100, "late")
     batches = drive(scheduler, runner, arrivals={1: [late]})
     assert len(batches[0].rows) == 4
     assert scheduler.num_preemptions == 0
-    assert len(batches) == 16  # "late" starts when the first of the four ends
+    assert len(batches) == 13 + 8  # "late" starts when the first of the four ends
 
     for number in range(3):
-        scheduler.add_sequence(sequence(4, 20 * number + 1, str(number)))
+        scheduler.add_sequence(sequence(4, 20 * number + 1, str(number), max_tokens=13))
     batches = drive(scheduler, runner, arrivals={1: [sequence(4, 100, "beside")]})
     assert "beside" in batches[1].request_ids
 

@@ -39,6 +39,24 @@ def test_schedule_twice_without_postprocess_computes_the_same_again(sequence: Ma
     assert [seq.completion_token_ids for seq in seqs] == [expected(seq) for seq in seqs]
 
 
+def test_a_batch_that_was_replaced_by_another_schedule_is_void(sequence: MakeSequence) -> None:
+    scheduler = Scheduler(4, 4, 16, 4, EOS)
+    a, b, c, d = (sequence(1, 10 * number + 1) for number in range(4))
+    for seq in (a, b, c, d):
+        scheduler.add_sequence(seq)
+    batch, _ = scheduler.schedule()
+    scheduler.postprocess(batch, [7] * 4)
+    scheduler.max_num_batched_tokens = 2
+    first, _ = scheduler.schedule()
+    second, _ = scheduler.schedule()
+    assert (first, second) == ([a, b], [c, d])
+    scheduler.postprocess(first, [8, 8])
+    assert [seq.num_completion_tokens for seq in (a, b, c, d)] == [1, 1, 1, 1]
+    scheduler.postprocess(second, [9, 9])
+    assert [seq.num_completion_tokens for seq in (a, b, c, d)] == [1, 1, 2, 2]
+    check_pool(scheduler)
+
+
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [

@@ -97,6 +97,9 @@ def test_without_chunks_a_sequence_that_outgrew_the_budget_is_still_resumed(sequ
         scheduler.postprocess(batch, runner.run(batch, is_prefill))
         if seq.num_tokens == 20 and not seq.num_preemptions:
             scheduler.preempt(seq)
+            runner.batches.clear()
+    assert [batch.num_tokens for batch in runner.batches] == [8, 8, 4, 1, 1, 1, 1, 1]
+    assert [batch.is_prefill for batch in runner.batches] == [True] * 3 + [False] * 5
     assert seq.completion_token_ids == expected(seq)
 
 
