@@ -105,12 +105,12 @@ def _measure(model: LoadedModel, windows: Sequence[Sequence[int]], options: argp
 
 
 def _against_float32(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    exact = next((run["perplexity"] for run in runs if run["weights"] == run["cache"] == "float32"), math.nan)
+    exact = next((run["perplexity"] for run in runs if run["weights"] == run["cache"] == "float32"), None)
     return [
         {
             **run,
             "perplexity": significant(run["perplexity"], 6),
-            "percent_over_float32": significant(100 * (run["perplexity"] / exact - 1), 3),
+            "percent_over_float32": None if exact is None else significant(100 * (run["perplexity"] / exact - 1), 3),
         }
         for run in runs
     ]

@@ -77,7 +77,7 @@ def _commit() -> str | None:
     # An installation inside somebody else's checkout must not report their commit: this very file has to be tracked.
     if _git("ls-files", "--error-unmatch", here.name) is None:
         return None
-    commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
+    commit, changes = _git("rev-parse", "--short=12", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
     return None if commit is None else commit + ("-dirty" if changes else "")
 
 

@@ -31,6 +31,7 @@ class Report:
         settings: what was asked for, and what the engine made of it.
         summary: a row per figure, all with the same keys; medians over ``runs``.
         runs: every run, in the order in which they were made.
+        facts: single figures beside the table.
         date: UTC, ISO 8601.
     """
 
@@ -38,6 +39,7 @@ class Report:
     settings: Row
     summary: Sequence[Row]
     runs: Sequence[Row]
+    facts: Row = field(default_factory=dict)
     machine: Row = field(default_factory=describe_machine)
     software: Row = field(default_factory=describe_software)
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from minivllm_plugin.cli.autoload import autoload
+from minivllm_plugin.cli.bench import bench
 from minivllm_plugin.cli.chat import chat
 from minivllm_plugin.cli.environment import env
 from minivllm_plugin.cli.generate import generate
@@ -23,13 +24,14 @@ DEBUG_FLAG = "--debug"
 
 app = typer.Typer(
     name="minivllm",
-    help="Run language models inside this process: chat, generate, pull models, look at the environment.",
+    help="Run language models inside this process: chat, generate, pull models, look at the environment, measure.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # errors.py's messages are written for people; main() prints them
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (chat, generate, pull, models, env, autoload):
     app.command()(command)
+app.add_typer(bench)
 
 
 def main(arguments: list[str] | None = None) -> None:
