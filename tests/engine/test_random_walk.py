@@ -48,6 +48,7 @@ class Walk:
         self.endings: Counter[int] = Counter()
         self.failing: set[str] = set()
         self.num_calls: Counter[str] = Counter()
+        self.interferences = [self.add, self.abort, self.preempt]
         finish = self.scheduler._finish
 
         def counted(seq: Sequence, reason: Any) -> None:
@@ -141,7 +142,7 @@ class Walk:
         assert all(seq.num_tokens <= lengths[id(seq)] + 1 for seq in computed)
 
     def interfere(self) -> None:
-        self.rng.choice([self.add, self.abort, self.preempt])()
+        self.rng.choice(self.interferences)()
 
     def run(self) -> None:
         actions = [self.add, self.abort, self.preempt, self.reset, self.add_again]
@@ -151,6 +152,7 @@ class Walk:
             self.step()
 
     def drain(self) -> None:
+        self.interferences = [self.abort]
         for _ in range(20_000):
             if self.scheduler.is_finished():
                 return
