@@ -79,6 +79,7 @@ class CpuDecoder:
         num_blocks, block_size: of the cache; its memory is not touched before it is used.
         cache_kind: ``float32``, ``bfloat16`` or ``int8`` (one scale per token and KV head).
         threads: of the process-wide pool, the caller included.
+        library: None takes the one for this machine; each library has a pool of its own.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class CpuDecoder:
         block_size: int,
         cache_kind: str,
         threads: int,
+        library: ctypes.CDLL | None = None,
     ) -> None:
         reason = unsupported(geometry, block_size, cache_kind)
         if reason is not None:
@@ -98,7 +100,7 @@ class CpuDecoder:
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._library = kernel_library()
+        self._library = library or kernel_library()
         self._caches = [_allocate_cache(geometry, num_blocks, block_size, cache_kind) for _ in weights.layers]
         layers = (Layer * len(weights.layers))(*map(_layer_struct, weights.layers, self._caches))
         self._kept = (weights, cos_sin, layers)  # the library holds addresses into these

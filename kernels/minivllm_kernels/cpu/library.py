@@ -108,6 +108,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.minivllm_decoder_run.argtypes, library.minivllm_decoder_run.restype = [c_void_p, POINTER(Batch)], None
     library.minivllm_argmax.argtypes = [c_void_p, c_int, c_int, c_size_t, c_void_p, c_int]
     library.minivllm_argmax.restype = None
+    library.minivllm_linear.argtypes = [POINTER(Matrix), c_void_p, c_int, c_int, c_void_p, c_int, c_int]
+    library.minivllm_linear.restype = None
     for index, structure in enumerate(STRUCTURES):
         theirs = library.minivllm_sizes(index)
         if theirs != ctypes.sizeof(structure):

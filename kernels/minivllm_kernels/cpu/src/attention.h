@@ -37,10 +37,12 @@ static INLINE BF16 to_bf16(float x) {  // nearest, ties to even
   memcpy(&bits, &x, 4);
   return {(uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
-static INLINE float peak_of(const float *x, int n) {
-  float m = 0;
-  for (int i = 0; i < n; i++) m = std::max(m, std::fabs(x[i]));
-  return m;
+static INLINE float peak_of(const float *x, int n) {  // NaN if one of them is: compared as integers, it is the largest
+  int32_t top = 0, bits;
+  for (int i = 0; i < n; i++) memcpy(&bits, x + i, 4), top = std::max(top, bits & 0x7fffffff);
+  float peak;
+  memcpy(&peak, &top, 4);
+  return peak;
 }
 
 // Key and value of one token and head into their slot.
@@ -50,10 +52,10 @@ static inline void store_token(const Geometry &g, const Cache &to, int block, in
   if (g.kind == INT8) {
     for (int side = 0; side < 2; side++) {
       const float *x = side ? v : k;
-      float peak = peak_of(x, D), inverse = peak > 0 ? 127.f / peak : 0.f;
+      const float peak = peak_of(x, D), inverse = inverse_scale(peak);
       (side ? to.v_scale : to.k_scale)[row] = peak * (1.f / 127.f);
       for (int d = 0; d < D; d++) {
-        int8_t q = (int8_t)std::nearbyintf(x[d] * inverse);
+        int8_t q = inverse > 0 ? (int8_t)std::nearbyintf(x[d] * inverse) : 0;
         if (side) ((int8_t *)to.v)[row * D + d] = q;
         else ((int8_t *)to.k)[g.element(block, head, offset, d)] = q;
       }
@@ -177,7 +179,7 @@ static void attend(const float *q, int D, const Keys<E> &keys, const int *visibl
   int g = 0;
   for (; g + N <= groups; g += N) score_groups<M, N, E>(q, D, keys, g, groups, scores);
   for (; g < groups; g++) score_groups<M, 1, E>(q, D, keys, g, groups, scores);
-  const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const i32x16 lane = lane_numbers();
   for (int m = 0; m < M; m++) {
     float *s = scores + m * CHUNK;
     f32x16 top = splat(-INFINITY);

@@ -86,7 +86,7 @@ class Decoder {
   explicit Decoder(const Model &model) : m_(model), geometry_{model.heads, model.kv_heads, model.head_dim, model.block_size, model.cache_kind} {
     layers_.assign(model.layers, model.layers + model.num_layers);
     rooms_.resize(model.threads);
-    for (auto &room : rooms_) room.resize(prompt_room(geometry_));
+    for (auto &room : rooms_) room.resize(std::max(prompt_room(geometry_), (size_t)model.hidden));
   }
 
   void run(const Batch &batch) {
@@ -306,6 +306,18 @@ void minivllm_argmax(const float *x, int rows, int size, size_t stride, int64_t 
     Share mine(rows, id, threads);
     for (int r = mine.begin; r < mine.end; r++) best[r] = argmax_row(x + r * stride, size);
   });
+}
+// One matrix product by itself, for tests and benchmarks: x [rows][size] -> y [rows][channels], or half of them after SILU_MUL.
+void minivllm_linear(const Matrix *w, const float *x, int rows, int size, float *y, int end, int threads) {
+  const size_t places = (size_t)rows * w->depth, groups = (size_t)rows * (w->depth / GROUP + 1);
+  std::vector<float> floats(places), scales(groups);
+  std::vector<int8_t> bytes(places);
+  std::vector<int32_t> fixes(groups);
+  const Rows room{floats.data(), bytes.data(), scales.data(), fixes.data()};
+  for (int r = 0; r < rows; r++) put_row((Kind)w->kind, room, r, x + (size_t)r * size, size, w->depth);
+  std::atomic<int> next{0};
+  const size_t stride = end == SILU_MUL ? w->channels / 2 : w->channels;
+  pool.run(threads, [&](int) { multiply(room, rows, *w, y, stride, (Epilogue)end, threads, next); });
 }
 void *minivllm_decoder_new(const Model *model) { return new Decoder(*model); }
 void minivllm_decoder_free(void *decoder) { delete (Decoder *)decoder; }

@@ -6,9 +6,6 @@
 #pragma once
 #include "vec.h"
 
-typedef uint8_t u8x64 __attribute__((vector_size(64)));
-typedef u8x64 u8x64_any __attribute__((aligned(1), may_alias));
-
 #if defined(__AVX512VNNI__)
 #define ISA_NAME "avx512vnni"
 #define DOT_TAKES_UNSIGNED 1
@@ -21,52 +18,97 @@ typedef u8x64 u8x64_any __attribute__((aligned(1), may_alias));
 #elif defined(__ARM_FEATURE_DOTPROD)
 #define ISA_NAME "sdot"
 #define DOT_TAKES_UNSIGNED 0
+#elif defined(__aarch64__)
+#define ISA_NAME "neon"
+#define DOT_TAKES_UNSIGNED 0
 #else
 #define ISA_NAME "scalar"
 #define DOT_TAKES_UNSIGNED 0
 #endif
 
-typedef u8x64 weights64;  // four bytes for each of sixteen channels
+#if defined(__AVX512VNNI__)
+typedef __m512i weights64;  // four bytes for each of sixteen channels
+#elif defined(__AVX2__)
+struct weights64 {
+  __m256i h[2];
+};
+#elif defined(__aarch64__)
+struct weights64 {
+  int8x16_t q[4];
+};
+#else
+struct weights64 {
+  int8_t w[64];
+};
+#endif
 
 static INLINE i32x16 dot_start(int32_t correction) { return splat_i32(DOT_TAKES_UNSIGNED ? correction : 0); }
 
 static INLINE weights64 load_weights(const uint8_t *p) {
-  weights64 w = *(const u8x64_any *)p;
+#if defined(__AVX512VNNI__)
+  return _mm512_loadu_si512(p);
+#elif defined(__AVX2__)
+  weights64 w{{_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 32))}};
 #if !DOT_TAKES_UNSIGNED
-  w ^= 0x80;  // signed again
+  const __m256i sign = _mm256_set1_epi8((char)0x80);
+  w = {{_mm256_xor_si256(w.h[0], sign), _mm256_xor_si256(w.h[1], sign)}};
 #endif
   return w;
+#elif defined(__aarch64__)
+  const uint8x16_t sign = vdupq_n_u8(0x80);
+  weights64 w;
+  for (int i = 0; i < 4; i++) w.q[i] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p + 16 * i), sign));
+  return w;
+#else
+  weights64 w;
+  for (int i = 0; i < 64; i++) w.w[i] = (int8_t)(p[i] ^ 0x80);
+  return w;
+#endif
 }
 
 // accumulator[channel] += sum over i of weight[channel][i] * activation[i], the four activations packed into one integer.
-static INLINE i32x16 dot4(i32x16 accumulator, weights64 w, int32_t activations) {
 #if defined(__AVX512VNNI__)
-  return (i32x16)_mm512_dpbusd_epi32((__m512i)accumulator, (__m512i)w, _mm512_set1_epi32(activations));
+static INLINE i32x16 dot4(i32x16 accumulator, weights64 w, int32_t activations) {
+  return (i32x16)_mm512_dpbusd_epi32((__m512i)accumulator, w, _mm512_set1_epi32(activations));
+}
 #elif defined(__AVX2__)
-  union { i32x16 v; __m256i h[2]; } a{accumulator};
-  union { weights64 v; __m256i h[2]; } x{w};
-  const __m256i q = _mm256_set1_epi32(activations);
-  for (int i = 0; i < 2; i++) {
+static INLINE i32s dot4_half(i32s a, __m256i w, __m256i q) {
 #if defined(__AVXVNNI__)
-    a.h[i] = _mm256_dpbusd_avx_epi32(a.h[i], x.h[i], q);
+  return (i32s)_mm256_dpbusd_avx_epi32((__m256i)a, w, q);
 #else
-    // |w| x (q with w's sign): pairs reach at most 2 * 127 * 127, which sixteen bits hold.
-    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(x.h[i]), _mm256_sign_epi8(q, x.h[i]));
-    a.h[i] = _mm256_add_epi32(a.h[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-#endif
-  }
-  return a.v;
-#elif defined(__ARM_FEATURE_DOTPROD)
-  union { i32x16 v; int32x4_t q[4]; } a{accumulator};
-  union { weights64 v; int8x16_t q[4]; } x{w};
-  const int8x16_t q = vreinterpretq_s8_s32(vdupq_n_s32(activations));
-  for (int i = 0; i < 4; i++) a.q[i] = vdotq_s32(a.q[i], x.q[i], q);
-  return a.v;
-#else
-  int8_t q[4];
-  memcpy(q, &activations, 4);
-  for (int c = 0; c < 16; c++)
-    for (int i = 0; i < 4; i++) accumulator[c] += (int8_t)w[4 * c + i] * q[i];
-  return accumulator;
+  // |w| x (q with w's sign): pairs reach at most 2 * 127 * 127, which sixteen bits hold.
+  __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(q, w));
+  return (i32s)_mm256_add_epi32((__m256i)a, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 #endif
 }
+static INLINE i32x16 dot4(const i32x16 &accumulator, const weights64 &w, int32_t activations) {
+  const __m256i q = _mm256_set1_epi32(activations);
+  return {dot4_half(accumulator.lo, w.h[0], q), dot4_half(accumulator.hi, w.h[1], q)};
+}
+#elif defined(__aarch64__)
+static INLINE i32s dot4_quarter(i32s a, int8x16_t w, int8x16_t q) {
+#if defined(__ARM_FEATURE_DOTPROD)
+  return (i32s)vdotq_s32((int32x4_t)a, w, q);
+#else
+  const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(q)));
+  const int32x4_t high = vpaddlq_s16(vmull_s8(vget_high_s8(w), vget_high_s8(q)));
+  return (i32s)vaddq_s32((int32x4_t)a, vpaddq_s32(low, high));
+#endif
+}
+static INLINE i32x16 dot4(const i32x16 &accumulator, const weights64 &w, int32_t activations) {
+  const int8x16_t q = vreinterpretq_s8_s32(vdupq_n_s32(activations));
+  return {{dot4_quarter(accumulator.lo.lo, w.q[0], q), dot4_quarter(accumulator.lo.hi, w.q[1], q)},
+          {dot4_quarter(accumulator.hi.lo, w.q[2], q), dot4_quarter(accumulator.hi.hi, w.q[3], q)}};
+}
+#else
+static OUTLINE i32s dot4_quarter(i32s a, const int8_t *w, int32_t activations) {
+  int8_t q[4];
+  memcpy(q, &activations, 4);
+  for (int c = 0; c < 4; c++) a[c] += w[4 * c] * q[0] + w[4 * c + 1] * q[1] + w[4 * c + 2] * q[2] + w[4 * c + 3] * q[3];
+  return a;
+}
+static OUTLINE i32x16 dot4(const i32x16 &accumulator, const weights64 &w, int32_t activations) {
+  return {{dot4_quarter(accumulator.lo.lo, w.w, activations), dot4_quarter(accumulator.lo.hi, w.w + 16, activations)},
+          {dot4_quarter(accumulator.hi.lo, w.w + 32, activations), dot4_quarter(accumulator.hi.hi, w.w + 48, activations)}};
+}
+#endif

@@ -42,21 +42,33 @@ struct Rows {  // activations of a batch, [rows][depth]
 
 enum Epilogue { STORE, ADD, SILU_MUL };  // SILU_MUL: a panel is 16 gate and 16 up channels, 16 products are written
 
+// What makes bytes of values up to `peak`; 0 where bytes cannot tell: of nothing but zeros, or so small that 127 / peak is
+// infinite, or not finite (the scale says that).
+static INLINE float inverse_scale(float peak) { return peak > 1e-36f && peak <= FLT_MAX ? 127.f / peak : 0.f; }
+
 static INLINE void quantize_group(const float *x, int8_t *q, float *scale, int32_t *fix) {
-  f32x16 v[GROUP / 16], peak = {};
+  f32x16 v[GROUP / 16];
+  i32x16 top = {};
   for (int i = 0; i < GROUP / 16; i++) {
     v[i] = load(x + 16 * i);
-    peak = vmax(vabs(v[i]), peak);
+    top = vmax(abs_bits(v[i]), top);
   }
-  float m = max_lanes(peak);
-  f32x16 inverse = splat(m > 0 ? 127.f / m : 0.f);
+  const int32_t bits = max_lanes(top);
+  float peak;
+  memcpy(&peak, &bits, 4);
+  if (!(peak <= FLT_MAX)) {  // the row's results are to be NaN
+    memset(q, 0, GROUP);
+    *scale = NAN, *fix = 0;
+    return;
+  }
+  const f32x16 inverse = splat(inverse_scale(peak));
   i32x16 sum = {};
   for (int i = 0; i < GROUP / 16; i++) {
     i32x16 r = round_to_int(v[i] * inverse);
     sum += r;
-    *(i8x16_any *)(q + 16 * i) = __builtin_convertvector(r, i8x16);
+    store_bytes(q + 16 * i, r);
   }
-  *scale = m * (1.f / 127.f);
+  *scale = peak * (1.f / 127.f);
   *fix = -128 * sum_lanes(sum);
 }
 
@@ -64,6 +76,7 @@ static INLINE void quantize_group(const float *x, int8_t *q, float *scale, int32
 static inline void put_row(Kind kind, const Rows &to, size_t row, const float *x, int size, int depth) {
   if (kind != INT8) {
     memcpy(to.x + row * depth, x, sizeof(float) * size);
+    memset(to.x + row * depth + size, 0, sizeof(float) * (depth - size));
     return;
   }
   const int groups = depth / GROUP;
