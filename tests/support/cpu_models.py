@@ -1,15 +1,18 @@
 """Tiny random decoders for the CPU kernels: the same weights as a torch module (the oracle) and as a packed decoder."""
 
 import ctypes
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from minivllm_kernels import AttentionMetadata
+from minivllm_kernels.cpu import ops
 from minivllm_kernels.cpu.decoder import CpuDecoder, DecoderWeights
 from minivllm_plugin.models import architecture_class
 from minivllm_plugin.models.config import ModelConfig
@@ -17,11 +20,24 @@ from minivllm_plugin.models.decoder import CausalLM
 from minivllm_plugin.models.layers import RotaryTable
 from minivllm_plugin.runner.cpu_weights import decoder_geometry, pack_module
 
-__all__ = ["WEIGHT_AND_CACHE_KINDS", "CpuDriver", "build_module", "make_cos_sin", "model_config", "torch_logits"]
+__all__ = [
+    "KINDS",
+    "WEIGHT_AND_CACHE_KINDS",
+    "CpuDriver",
+    "Request",
+    "build_module",
+    "driver_for",
+    "make_cos_sin",
+    "model_config",
+    "need_cpu_kernels",
+    "random_tokens",
+    "torch_logits",
+]
 
-WEIGHT_AND_CACHE_KINDS = [(weights, cache) for weights in ("float32", "bfloat16", "int8") for cache in ("float32", "bfloat16", "int8")]
+KINDS = ("float32", "bfloat16", "int8")
+WEIGHT_AND_CACHE_KINDS = [(weights, cache) for weights in KINDS for cache in KINDS]
 
-# 1:1, 4:1, 9:3, 7:1 and 12:2 heads are among what the tests ask for; sizes are small and no multiples of anything nice.
+# Small, and multiples of as little as the kernels allow.
 DEFAULTS = {
     "vocab_size": 101,
     "hidden_size": 96,
@@ -34,6 +50,15 @@ DEFAULTS = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
 }
+
+
+def need_cpu_kernels() -> None:
+    """Skip where the compiled kernels cannot be built; fail there in CI."""
+    reason = ops.unavailable()
+    if reason is None:
+        return
+    assert not os.environ.get("CI"), reason
+    pytest.skip(reason)
 
 
 def model_config(architecture: str = "Llama", **fields: Any) -> ModelConfig:

@@ -64,10 +64,16 @@ def pack_matrix(weight: Tensor, kind: str, bias: Tensor | None = None) -> Packed
     scale = torch.zeros(panels * PANEL)
     scale[:channels] = wide.abs().amax(dim=1) / 127.0
     quantised = torch.full((panels * PANEL, full_depth), 128, dtype=torch.uint8)
-    inverse = torch.where(scale > 0, 1.0 / scale, 0.0)[:channels]
-    quantised[:channels, :depth] = ((wide * inverse.unsqueeze(1)).round_().clamp_(-127, 127) + 128.0).to(torch.uint8)
+    # A channel of nothing but zeros, or of so little that 1 / scale is infinite, becomes zeros; one with an infinity or a NaN
+    # too, and its scale makes the result NaN.
+    inverse = torch.where((scale > 1e-38) & (scale < torch.inf), 1.0 / scale, 0.0)[:channels]
+    quantised[:channels, :depth] = _bytes(wide * inverse.unsqueeze(1))
     data = quantised.view(panels, PANEL, full_depth // 4, 4).transpose(1, 2).contiguous()
     return PackedMatrix(kind, data, scale, padded_bias)
+
+
+def _bytes(values: Tensor) -> Tensor:
+    return values.nan_to_num_(0.0).round_().clamp_(-127, 127).add_(128.0).to(torch.uint8)
 
 
 def interleave_gate_up(stacked: Tensor) -> Tensor:
