@@ -53,11 +53,12 @@ DEFAULTS = {
 
 
 def need_cpu_kernels() -> None:
-    """Skip where the compiled kernels cannot be built; fail there in CI."""
+    """Skip where there is no compiler (fail in CI). A compiler that cannot build our sources is a failure everywhere."""
     reason = ops.unavailable()
     if reason is None:
         return
-    assert not os.environ.get("CI"), reason
+    if "no C++ compiler" not in reason or os.environ.get("CI"):
+        pytest.fail(reason)
     pytest.skip(reason)
 
 

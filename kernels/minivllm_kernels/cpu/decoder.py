@@ -123,6 +123,8 @@ class CpuDecoder:
         )
         self._head_channels = weights.head.channels
         self._handle: int | None = self._library.minivllm_decoder_new(ctypes.byref(model))
+        if not self._handle:
+            raise MemoryError(f"no memory for the scratch of {threads} threads of the CPU kernels")
 
     @property
     def cache_bytes(self) -> int:
@@ -146,6 +148,10 @@ class CpuDecoder:
 
         Returns:
             float32 ``[S, vocab_size]``, a view with padded rows.
+
+        Raises:
+            MemoryError: no memory for the activations of T tokens; a smaller step may still fit.
+            RuntimeError: the system starts no more threads.
         """
         ids = np.array(token_ids, dtype=np.int32)
         queries, lengths = np.array(query_lens, dtype=np.int32), np.array(seq_lens, dtype=np.int32)
@@ -167,7 +173,11 @@ class CpuDecoder:
             last_rows=rows.ctypes.data,
             logits=logits.data_ptr(),
         )
-        self._library.minivllm_decoder_run(self._handle, ctypes.byref(batch))
+        failed = self._library.minivllm_decoder_run(self._handle, ctypes.byref(batch))
+        if failed == 1:
+            raise MemoryError(f"no memory for the activations of a step of {len(ids)} tokens")
+        if failed:
+            raise RuntimeError("the system starts no more threads for the CPU kernels; lower num_threads")
         return logits[:, : self.geometry.vocab_size]
 
     def __del__(self) -> None:

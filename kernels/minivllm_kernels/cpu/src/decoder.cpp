@@ -4,6 +4,8 @@
 // biases (Qwen2) and per-head q/k norms (Qwen3), SwiGLU. All threads walk through the layers together, with a barrier between
 // stages. Rows are tokens of all sequences, side by side; every stage treats a row by itself, so results do not depend on company.
 #include <memory>
+#include <new>
+#include <system_error>
 #include <vector>
 #include "attention.h"
 #include "threads.h"
@@ -302,10 +304,16 @@ int minivllm_sizes(int which) {  // checked against ctypes at load
 // Index of the largest of `size` values in each row; a NaN is larger than anything, the lower index wins a tie.
 void minivllm_argmax(const float *x, int rows, int size, size_t stride, int64_t *best, int threads) {
   if (rows * (int64_t)size < 65536) threads = 1;
-  pool.run(threads, [&](int id) {
+  auto job = [&](int id) {
     Share mine(rows, id, threads);
     for (int r = mine.begin; r < mine.end; r++) best[r] = argmax_row(x + r * stride, size);
-  });
+  };
+  try {
+    pool.run(threads, job);
+  } catch (const std::system_error &) {  // no thread to be had: alone, then
+    threads = 1;
+    job(0);
+  }
 }
 // One matrix product by itself, for tests and benchmarks: x [rows][size] -> y [rows][channels], or half of them after SILU_MUL.
 void minivllm_linear(const Matrix *w, const float *x, int rows, int size, float *y, int end, int threads) {
@@ -319,7 +327,22 @@ void minivllm_linear(const Matrix *w, const float *x, int rows, int size, float 
   const size_t stride = end == SILU_MUL ? w->channels / 2 : w->channels;
   pool.run(threads, [&](int) { multiply(room, rows, *w, y, stride, (Epilogue)end, threads, next); });
 }
-void *minivllm_decoder_new(const Model *model) { return new Decoder(*model); }
+void *minivllm_decoder_new(const Model *model) {  // null: no memory
+  try {
+    return new Decoder(*model);
+  } catch (const std::bad_alloc &) {
+    return nullptr;
+  }
+}
 void minivllm_decoder_free(void *decoder) { delete (Decoder *)decoder; }
-void minivllm_decoder_run(void *decoder, const Batch *batch) { ((Decoder *)decoder)->run(*batch); }
+int minivllm_decoder_run(void *decoder, const Batch *batch) {  // 0, or 1: no memory, or 2: no thread
+  try {
+    ((Decoder *)decoder)->run(*batch);
+    return 0;
+  } catch (const std::bad_alloc &) {
+    return 1;
+  } catch (const std::system_error &) {
+    return 2;
+  }
+}
 }

@@ -1,11 +1,12 @@
 // One small pool of threads for all engines of the process: the caller is thread 0. Workers spin for a few microseconds after a
 // job, since the next one usually follows at once, then sleep in the kernel: an idle engine costs nothing.
 #pragma once
+#include <pthread.h>
 #include <sched.h>
-#include <unistd.h>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <thread>
 
 static inline void pause_cpu() {
@@ -47,14 +48,19 @@ class Barrier {
 
 class Pool {
  public:
+  // The child of a fork has none of its parent's threads, and perhaps a mutex that one of them held: it gets a new pool.
+  Pool() {
+    [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, renew);
+  }
+
   // Runs job(thread, barrier) on `n` threads, the caller among them. One job at a time: a second caller waits.
   template <class F>
-  void run(int n, F &&job) {
+  void run(int n, const F &job) {
     std::lock_guard<std::mutex> only(mutex_);
     start(n);
     size_ = n;
     barrier.resize(n);
-    function_ = [](void *context, int thread) { (*(F *)context)(thread); };
+    function_ = [](void *context, int thread) { (*(const F *)context)(thread); };
     context_ = (void *)&job;
     if (n == 1) return job(0);
     done_.store(0, std::memory_order_relaxed);
@@ -69,12 +75,9 @@ class Pool {
  private:
   static constexpr int SPINS = 4000;
 
+  static void renew();
+
   void start(int n) {
-    if (process_ != getpid()) {  // first use, or the child of a fork, which has none of its parent's threads
-      process_ = getpid();
-      started_ = 0;
-      sleeping_.store(0);
-    }
     for (; started_ < n - 1; started_++) {
       uint32_t seen = generation_.load();
       std::thread([this, id = started_ + 1, seen] { work(id, seen); }).detach();
@@ -105,11 +108,11 @@ class Pool {
   void (*function_)(void *, int) = nullptr;
   void *context_ = nullptr;
   int started_ = 0, size_ = 1;
-  pid_t process_ = 0;
   std::mutex mutex_;
 };
 
 extern Pool pool;
+inline void Pool::renew() { new (&pool) Pool(); }
 
 // Thread `id` of `n` gets [begin, end) of `count`.
 struct Share {
