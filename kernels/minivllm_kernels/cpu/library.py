@@ -8,7 +8,7 @@ from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_void_
 from functools import cache
 from pathlib import Path
 
-from minivllm_kernels.cpu.build import build_library
+from minivllm_kernels.cpu.build import ISAS, build_library, missing_features, wanted_isa
 from minivllm_kernels.dispatch import KernelUnavailableError
 
 __all__ = ["PANEL", "Batch", "Cache", "Layer", "Matrix", "Model", "kernel_library", "open_library"]
@@ -89,9 +89,14 @@ def kernel_library() -> ctypes.CDLL:
     """The library for this machine, built if need be, once a process.
 
     Raises:
-        KernelUnavailableError: no compiler, or the build failed; the message says which.
+        KernelUnavailableError: no compiler, the build failed, or this processor cannot run what ``MINIVLLM_CPU_ISA`` asks
+            for; the message says which.
     """
-    return open_library(build_library())
+    isa = wanted_isa()
+    missing = missing_features(isa) if isa in ISAS else []
+    if missing:  # running it would end the process
+        raise KernelUnavailableError(f"MINIVLLM_CPU_ISA={isa!r} needs {', '.join(missing)}, which this processor lacks")
+    return open_library(build_library(isa))
 
 
 def open_library(path: Path) -> ctypes.CDLL:
@@ -99,7 +104,9 @@ def open_library(path: Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise KernelUnavailableError(f"the compiled kernels at {path} do not load: {error}") from error
+        raise KernelUnavailableError(
+            f"the compiled kernels at {path} do not load: {error}; delete the file to have it built again"
+        ) from error
     library.minivllm_isa.restype = c_char_p
     library.minivllm_group.restype = c_int
     library.minivllm_sizes.argtypes, library.minivllm_sizes.restype = [c_int], c_int

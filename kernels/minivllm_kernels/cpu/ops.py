@@ -1,20 +1,26 @@
 """Ops of the public list on the compiled library, over torch tensors. A whole step goes through ``decoder.py`` instead."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
+from minivllm_kernels.cpu.build import wanted_isa
 from minivllm_kernels.cpu.library import kernel_library
 from minivllm_kernels.dispatch import KernelUnavailableError
 
 __all__ = ["argmax", "unavailable"]
 
 
+@cache  # a build that fails would fail again, and take as long
 def unavailable() -> str | None:
-    """Why this backend cannot run here, or None. Builds the library when it is not there yet."""
+    """Why this backend is not to be used here, or None. Builds the library when it is not there yet."""
     try:
-        kernel_library()
+        library = kernel_library()
     except KernelUnavailableError as error:
         return str(error)
+    if library.minivllm_isa() == b"scalar" and wanted_isa() != "scalar":
+        return "this processor has neither AVX2 nor NEON, and plain torch is faster than plain C"
     return None
 
 
