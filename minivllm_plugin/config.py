@@ -26,7 +26,8 @@ class EngineConfig:
         model: catalog name, hub id, directory or ``.gguf`` file.
         dtype: of weights and KV cache. ``auto`` is the checkpoint's on a GPU and leaves the choice to ``quantization`` on a
             CPU. ``float32`` is exact: greedy tokens equal transformers' in float32.
-        quantization: ``int8`` makes weights of one byte when the model is loaded (CPU only); ``none`` keeps them; ``auto`` is
+        quantization: ``int8`` makes weights of one byte when the model is loaded (CPU only), ``int4`` of five bits (embedding and
+            output layer: one byte), which is faster for one or two requests at a time; ``none`` keeps them; ``auto`` is
             ``int8`` on a CPU whose compiler builds our kernels, unless a ``dtype`` is asked for.
         kv_cache_dtype: ``auto``, ``float32``, ``bfloat16`` or ``int8`` (CPU kernels only, where auto is bfloat16, or float32
             with ``dtype="float32"``).
@@ -76,7 +77,7 @@ class EngineConfig:
         if not isinstance(self.model, str) or not self.model.strip():
             raise ConfigError(f"model must be a name or a path, got {self.model!r}")
         object.__setattr__(self, "dtype", _choice("dtype", _dtype_name(self.dtype), DTYPE_NAMES))
-        _choice("quantization", self.quantization, ("auto", "none", "int8"))
+        _choice("quantization", self.quantization, ("auto", "none", "int8", "int4"))
         _choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "float32", "bfloat16", "int8"))
         _choice("load_format", self.load_format, ("auto", "dummy"))
         _choice("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))

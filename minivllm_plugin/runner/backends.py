@@ -69,7 +69,9 @@ def build_backend(
 
 
 def _kinds(config: EngineConfig, model: ModelConfig) -> _Kinds:
-    if config.quantization == "int8" or (config.quantization == "auto" and config.dtype == "auto"):
+    if config.quantization in ("int8", "int4"):
+        weights = config.quantization
+    elif config.quantization == "auto" and config.dtype == "auto":
         weights = "int8"
     elif config.dtype == "bfloat16" or model.dtype == "bfloat16":
         weights = "bfloat16"  # of a bfloat16 checkpoint these are the exact values, at half the traffic

@@ -23,7 +23,7 @@ from minivllm_plugin.models.qwen3 import Qwen3Attention
 from minivllm_plugin.models.storage import cache_directory, exclusive, partial_directory, publish
 from minivllm_plugin.runner.tensor_file import map_tensors, write_tensors
 
-__all__ = ["SUPPORTED_ARCHITECTURES", "decoder_geometry", "pack_module", "packed_weights"]
+__all__ = ["SUPPORTED_ARCHITECTURES", "decoder_geometry", "pack_module", "packed_weights", "vocabulary_kind"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +68,19 @@ def packed_weights(
 
 def pack_module(module: CausalLM, kind: str) -> DecoderWeights:
     """Pack the parameters of a loaded model; they are not changed."""
-    embedding = pack_matrix(module.model.embed_tokens.weight, kind)
+    vocabulary = vocabulary_kind(kind)
+    embedding = pack_matrix(module.model.embed_tokens.weight, vocabulary)
     return DecoderWeights(
         layers=tuple(_pack_layer(layer, kind) for layer in module.model.layers),
         embedding=embedding,
-        head=embedding if module.lm_head is None else pack_matrix(module.lm_head.weight, kind),
+        head=embedding if module.lm_head is None else pack_matrix(module.lm_head.weight, vocabulary),
         final_norm=_norm(module.model.norm.weight),
     )
+
+
+def vocabulary_kind(kind: str) -> str:
+    """Kind of the embedding and the output layer: four bits are too few for them, in GGUF files as well."""
+    return "int8" if kind == "int4" else kind
 
 
 def _pack_layer(layer: Module, kind: str) -> LayerWeights:
@@ -134,11 +140,11 @@ def _to_tensors(weights: DecoderWeights) -> dict[str, Tensor]:
 
 
 def _from_tensors(tensors: Mapping[str, Tensor], kind: str) -> DecoderWeights:
-    def matrix(name: str) -> PackedMatrix:
+    def matrix(name: str, kind: str = kind) -> PackedMatrix:
         return PackedMatrix(kind, tensors[f"{name}.data"], tensors.get(f"{name}.scale"), tensors.get(f"{name}.bias"))
 
     num_layers = sum(1 for name in tensors if name.endswith(".input_norm"))
-    embedding = matrix("embedding")
+    embedding = matrix("embedding", vocabulary_kind(kind))
     return DecoderWeights(
         layers=tuple(
             LayerWeights(
@@ -148,6 +154,6 @@ def _from_tensors(tensors: Mapping[str, Tensor], kind: str) -> DecoderWeights:
             for index in range(num_layers)
         ),
         embedding=embedding,
-        head=matrix("head") if "head.data" in tensors else embedding,
+        head=matrix("head", vocabulary_kind(kind)) if "head.data" in tensors else embedding,
         final_norm=tensors["final_norm"],
     )

@@ -1,6 +1,7 @@
 """Weights in the layouts of ``src/matrix.h``: panels of 32 output channels, streamed once per product.
 
-Kinds: ``float32`` and ``bfloat16`` keep their values; ``int8`` takes one scale per output channel, symmetric, nearest.
+Kinds: ``float32`` and ``bfloat16`` keep their values; ``int8`` takes one scale per output channel, symmetric, nearest;
+``int4`` a step and a least value per channel and 32 inputs, which keeps GGUF's Q4_1 weights as they are.
 """
 
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from minivllm_kernels.cpu.library import PANEL, Matrix, kernel_library
 
 __all__ = ["KINDS", "PackedMatrix", "interleave_gate_up", "pack_matrix"]
 
-KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.uint8}
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.uint8, "int4": torch.uint8}
+GROUP4 = 32  # inputs that share a step and a least value
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class PackedMatrix:
 
     Attributes:
         kind: a key of :data:`KINDS`.
-        data: float kinds ``[N/32, K, 32]``; int8 ``[N/32, K/4, 32, 4]`` uint8, value + 128. N and K are padded with zeros.
+        data: float kinds ``[N/32, K, 32]``; int8 ``[N/32, K/4, 32, 4]`` uint8, value + 128; int4 ``[N/32, K/32,
+            640]`` uint8, see ``src/int4.h``. N and K are padded with zeros.
         scale: float32 ``[N]``, int8 only.
         bias: float32 ``[N]`` or None.
     """
@@ -38,7 +41,7 @@ class PackedMatrix:
 
     @property
     def depth(self) -> int:
-        return self.data.shape[1] * (4 if self.kind == "int8" else 1)
+        return self.data.shape[1] * {"int8": 4, "int4": GROUP4}.get(self.kind, 1)
 
     def struct(self) -> Matrix:
         """For the library; valid while this object lives."""
@@ -50,12 +53,16 @@ class PackedMatrix:
 def pack_matrix(weight: Tensor, kind: str, bias: Tensor | None = None) -> PackedMatrix:
     """Pack ``weight [N, K]`` (any float dtype)."""
     channels, depth = weight.shape
-    multiple = kernel_library().minivllm_group() if kind == "int8" else 16
+    multiple = {"int8": int(kernel_library().minivllm_group()), "int4": GROUP4}.get(kind, 16)
     panels, full_depth = -(-channels // PANEL), -(-depth // multiple) * multiple
     padded_bias = None
     if bias is not None:
         padded_bias = torch.zeros(panels * PANEL)
         padded_bias[:channels] = bias
+    if kind == "int4":
+        padded = torch.zeros(panels * PANEL, full_depth)
+        padded[:channels, :depth] = weight
+        return PackedMatrix(kind, _pack_int4(padded.view(panels, PANEL, full_depth // GROUP4, GROUP4)), None, padded_bias)
     if kind != "int8":
         data = torch.zeros(panels * PANEL, full_depth, dtype=DTYPES[kind])
         data[:channels, :depth] = weight
@@ -70,6 +77,24 @@ def pack_matrix(weight: Tensor, kind: str, bias: Tensor | None = None) -> Packed
     quantised[:channels, :depth] = _bytes(wide * inverse.unsqueeze(1))
     data = quantised.view(panels, PANEL, full_depth // 4, 4).transpose(1, 2).contiguous()
     return PackedMatrix(kind, data, scale, padded_bias)
+
+
+def _pack_int4(weight: Tensor) -> Tensor:
+    """``[panels, 32, groups, 32]`` -> ``[panels, groups, 640]`` bytes: steps, least values, nibbles."""
+    least, most = weight.aminmax(dim=-1)
+    # Kept as half floats: what is stored is what is computed with.
+    step = ((most - least) / 15.0).half()
+    least = least.half()
+    inverse = torch.where(step > 0, 1.0 / step.float(), 0.0)
+    nibbles = (
+        ((weight - least.float().unsqueeze(-1)) * inverse.unsqueeze(-1)).nan_to_num_(0.0).round_().clamp_(0, 15).to(torch.uint8)
+    )
+    # [panels, half, 16, groups, pair, low/high, 4] -> [panels, groups, pair, half, 16, 4], low | high << 4
+    panels, _, groups, _ = weight.shape
+    split = nibbles.view(panels, 2, 16, groups, 4, 2, 4)
+    joined = (split[:, :, :, :, :, 0] | split[:, :, :, :, :, 1] << 4).permute(0, 3, 4, 1, 2, 5).reshape(panels, groups, 512)
+    scales = torch.stack((step, least), dim=-1).permute(0, 2, 3, 1).contiguous()  # [panels, groups, 2, 32]
+    return torch.cat((scales.view(torch.uint8).view(panels, groups, 128), joined), dim=-1).contiguous()
 
 
 def _bytes(values: Tensor) -> Tensor:

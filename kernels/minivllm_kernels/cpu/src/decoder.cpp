@@ -7,34 +7,10 @@
 #include <new>
 #include <system_error>
 #include <vector>
-#include "attention.h"
+#include "abi.h"
 #include "threads.h"
 
 Pool pool;
-
-struct Layer {  // this and the next two are mirrored by ctypes in library.py
-  Matrix qkv, out, gate_up, down;
-  const float *input_norm, *post_norm, *q_norm, *k_norm;  // the last two may be null
-  Cache cache;
-};
-struct Model {
-  const Layer *layers;
-  Matrix embedding, head;
-  const float *final_norm;
-  const float *cos_sin;  // [positions][head_dim]: cosines, then sines
-  int32_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, block_size, cache_kind;
-  float eps;
-  int32_t threads;
-};
-struct Batch {
-  int32_t sequences, tokens, sampled, table_width;
-  const int32_t *token_ids;   // [tokens]
-  const int32_t *query_lens;  // [sequences] new tokens of each
-  const int32_t *seq_lens;    // [sequences] tokens once this step is done
-  const int32_t *tables;      // [sequences][table_width] block ids
-  const int32_t *last_rows;   // [sampled] rows that get logits
-  float *logits;              // [sampled][head.channels]
-};
 
 static INLINE void rms_norm_row(const float *x, const float *weight, int size, float eps, float *out) {
   f32x16 even = {}, odd = {};
@@ -114,7 +90,7 @@ class Decoder {
     for (const Layer &l : {layers_[0]}) widest = std::max(std::max(widest, l.qkv.depth), std::max(l.out.depth, l.down.depth));
     grow(x_, rows * m_.hidden), grow(qkv_, rows * layers_[0].qkv.channels), grow(attended_, rows * m_.heads * m_.head_dim);
     grow(activated_, rows * m_.intermediate);
-    grow(floats_, rows * widest), grow(bytes_, rows * widest), grow(scales_, rows * (widest / GROUP + 1)), grow(fixes_, rows * (widest / GROUP + 1));
+    grow(floats_, rows * widest), grow(bytes_, rows * widest), grow(scales_, rows * (widest / GROUP4 + 1)), grow(fixes_, rows * (widest / GROUP4 + 1));
     sequence_.resize(rows), position_.resize(rows);
     tasks_.clear(), tiles_.clear(), first_task_.clear(), single_.clear(), start_.clear();
     int row = 0;
@@ -317,7 +293,7 @@ void minivllm_argmax(const float *x, int rows, int size, size_t stride, int64_t 
 }
 // One matrix product by itself, for tests and benchmarks: x [rows][size] -> y [rows][channels], or half of them after SILU_MUL.
 void minivllm_linear(const Matrix *w, const float *x, int rows, int size, float *y, int end, int threads) {
-  const size_t places = (size_t)rows * w->depth, groups = (size_t)rows * (w->depth / GROUP + 1);
+  const size_t places = (size_t)rows * w->depth, groups = (size_t)rows * (w->depth / GROUP4 + 1);
   std::vector<float> floats(places), scales(groups);
   std::vector<int8_t> bytes(places);
   std::vector<int32_t> fixes(groups);

@@ -1,6 +1,6 @@
 // y = x * W^T for a few rows of x: int8, bfloat16 or float32 weights, packed once, streamed once per call.
 //
-// Packed weights: panels of 32 output channels. Float kinds: [N/32][K][32]. int8: bytes w + 128, [N/32][K/4][32][4], one scale
+// Packed weights: panels of 32 output channels. int4: see int4.h. Float kinds: [N/32][K][32]. int8: bytes w + 128, [N/32][K/4][32][4], one scale
 // per channel. Activations of int8: signed bytes, one scale and one correction per row and group of GROUP values.
 //
 // A row's result is one chain of fused multiply-adds per channel, in ascending k (int8: exact integers inside a group, groups in
@@ -9,7 +9,7 @@
 #include <atomic>
 #include <algorithm>
 #include <cstddef>
-#include "dot.h"
+#include "int4.h"
 
 #ifndef GROUP
 #define GROUP 64
@@ -21,7 +21,10 @@ constexpr int TILE_INT8 = 6, TILE_FLOAT = 8;
 constexpr int TILE_INT8 = 2, TILE_FLOAT = 4;
 #endif
 
-enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
+
+static INLINE bool takes_bytes(int kind) { return kind == INT8 || kind == INT4; }
+static INLINE int group_of(int kind) { return kind == INT4 ? GROUP4 : GROUP; }  // activations that share a scale
 
 struct Matrix {  // mirrored by ctypes in library.py
   const void *data;
@@ -29,14 +32,14 @@ struct Matrix {  // mirrored by ctypes in library.py
   const float *bias;   // per channel, or null
   int32_t kind;
   int32_t channels;  // N, a multiple of PANEL
-  int32_t depth;     // K; of int8 a multiple of GROUP
+  int32_t depth;     // K; of int8 a multiple of GROUP, of int4 of 32
   int32_t pad;
 };
 
 struct Rows {  // activations of a batch, [rows][depth]
   float *x;       // float kinds
   int8_t *q;      // int8: bytes, [rows][depth]
-  float *scale;   // [rows][depth / GROUP]
+  float *scale;   // [rows][depth / group]
   int32_t *fix;   // -128 * sum of the group
 };
 
@@ -46,10 +49,11 @@ enum Epilogue { STORE, ADD, SILU_MUL };  // SILU_MUL: a panel is 16 gate and 16 
 // infinite, or not finite (the scale says that).
 static INLINE float inverse_scale(float peak) { return peak > 1e-36f && peak <= FLT_MAX ? 127.f / peak : 0.f; }
 
+template <int G>
 static INLINE void quantize_group(const float *x, int8_t *q, float *scale, int32_t *fix) {
-  f32x16 v[GROUP / 16];
+  f32x16 v[G / 16];
   i32x16 top = {};
-  for (int i = 0; i < GROUP / 16; i++) {
+  for (int i = 0; i < G / 16; i++) {
     v[i] = load(x + 16 * i);
     top = vmax(abs_bits(v[i]), top);
   }
@@ -57,13 +61,13 @@ static INLINE void quantize_group(const float *x, int8_t *q, float *scale, int32
   float peak;
   memcpy(&peak, &bits, 4);
   if (!(peak <= FLT_MAX)) {  // the row's results are to be NaN
-    memset(q, 0, GROUP);
+    memset(q, 0, G);
     *scale = NAN, *fix = 0;
     return;
   }
   const f32x16 inverse = splat(inverse_scale(peak));
   i32x16 sum = {};
-  for (int i = 0; i < GROUP / 16; i++) {
+  for (int i = 0; i < G / 16; i++) {
     i32x16 r = round_to_int(v[i] * inverse);
     sum += r;
     store_bytes(q + 16 * i, r);
@@ -72,22 +76,28 @@ static INLINE void quantize_group(const float *x, int8_t *q, float *scale, int32
   *fix = -128 * sum_lanes(sum);
 }
 
+template <int G>
+static inline void put_bytes(const Rows &to, size_t row, const float *x, int size, int depth) {
+  const int groups = depth / G;
+  int g = 0;
+  for (; (g + 1) * G <= size; g++)
+    quantize_group<G>(x + g * G, to.q + row * depth + g * G, to.scale + row * groups + g, to.fix + row * groups + g);
+  if (g < groups) {
+    float last[G] = {};
+    memcpy(last, x + g * G, sizeof(float) * (size - g * G));
+    quantize_group<G>(last, to.q + row * depth + g * G, to.scale + row * groups + g, to.fix + row * groups + g);
+  }
+}
+
 // One row of `size` floats, zero-padded to `depth`, into the form that `kind` of weights wants.
 static inline void put_row(Kind kind, const Rows &to, size_t row, const float *x, int size, int depth) {
-  if (kind != INT8) {
+  if (!takes_bytes(kind)) {
     memcpy(to.x + row * depth, x, sizeof(float) * size);
     memset(to.x + row * depth + size, 0, sizeof(float) * (depth - size));
     return;
   }
-  const int groups = depth / GROUP;
-  int g = 0;
-  for (; (g + 1) * GROUP <= size; g++)
-    quantize_group(x + g * GROUP, to.q + row * depth + g * GROUP, to.scale + row * groups + g, to.fix + row * groups + g);
-  if (g < groups) {
-    float last[GROUP] = {};
-    memcpy(last, x + g * GROUP, sizeof(float) * (size - g * GROUP));
-    quantize_group(last, to.q + row * depth + g * GROUP, to.scale + row * groups + g, to.fix + row * groups + g);
-  }
+  if (kind == INT4) return put_bytes<GROUP4>(to, row, x, size, depth);
+  put_bytes<GROUP>(to, row, x, size, depth);
 }
 
 // M rows x 32 channels over the whole depth. `ahead` is where the weights come from that are needed next: the same panel a
@@ -187,6 +197,12 @@ static inline void tile(const Rows &x, size_t row, const Matrix &w, int panel, c
     const int groups = depth / GROUP;
     tile_int8<M>(x.q + row * depth, x.scale + row * groups, x.fix + row * groups, depth, (const uint8_t *)w.data + at, ahead,
                  lines, sum);
+  } else if (w.kind == INT4) {
+    if constexpr (M <= TILE_INT4) {
+      const int groups = depth / GROUP4;
+      tile_int4<M>(x.q + row * depth, x.scale + row * groups, x.fix + row * groups, depth,
+                   (const uint8_t *)w.data + (size_t)panel * groups * GROUP4_BYTES, ahead, lines, sum);
+    }
   } else if (w.kind == BFLOAT16) {
     tile_float<M>(x.x + row * depth, depth, (const BF16 *)w.data + at, ahead, lines, sum);
   } else {
@@ -208,13 +224,12 @@ static void tile_of(int rows, const Rows &x, size_t row, const Matrix &w, int pa
 
 // Panels [begin, end) for all rows. `stride` is between rows of y; with SILU_MUL a panel writes 16 values, else 32.
 static void multiply_panels(const Rows &x, int rows, const Matrix &w, float *y, size_t stride, Epilogue end, int first, int last) {
-  const bool bytes = w.kind == INT8;
-  const int limit = bytes ? TILE_INT8 : TILE_FLOAT;
+  const int limit = w.kind == INT8 ? TILE_INT8 : w.kind == INT4 ? TILE_INT4 : TILE_FLOAT;
   const int tiles = (rows + limit - 1) / limit;
-  const size_t element = bytes ? 1 : w.kind == BFLOAT16 ? 2 : 4;
-  const size_t panel_bytes = (size_t)PANEL * w.depth * element;
-  const int step = bytes ? GROUP : 16;                      // k per turn of the inner loop
-  const int full = (int)(step * PANEL * element / 64);      // lines of weights per turn
+  const int step = takes_bytes(w.kind) ? group_of(w.kind) : 16;  // k per turn of the inner loop
+  const size_t step_bytes = w.kind == INT4 ? GROUP4_BYTES : (size_t)step * PANEL * (w.kind == INT8 ? 1 : w.kind == BFLOAT16 ? 2 : 4);
+  const size_t panel_bytes = w.depth / step * step_bytes;
+  const int full = (int)(step_bytes / 64);  // lines of weights per turn
   const int lines = tiles == 1 ? full : tiles > 64 ? 0 : (full + tiles - 1) / tiles;
   for (int panel = first; panel < last; panel++) {
     const char *ahead = (const char *)w.data + panel * panel_bytes + (tiles == 1 ? 2048 : panel_bytes);
@@ -222,8 +237,8 @@ static void multiply_panels(const Rows &x, int rows, const Matrix &w, float *y, 
     int row = 0;
     for (int t = 0; t < tiles; t++) {
       int m = (rows - row + tiles - t - 1) / (tiles - t);  // even tiles: 8 rows are 4 + 4, not 6 + 2
-      if (bytes)
-        tile_of<TILE_INT8>(m, x, row, w, panel, ahead, lines, to + row * stride, stride, end);
+      if (takes_bytes(w.kind))
+        tile_of<std::max(TILE_INT8, TILE_INT4)>(m, x, row, w, panel, ahead, lines, to + row * stride, stride, end);
       else
         tile_of<TILE_FLOAT>(m, x, row, w, panel, ahead, lines, to + row * stride, stride, end);
       ahead += (size_t)lines * 64 * (w.depth / step);
