@@ -39,7 +39,8 @@ class EngineConfig:
         max_num_batched_tokens: most tokens computed in one step.
         block_size: tokens per KV block.
         num_blocks: KV blocks in the pool; excludes ``kv_cache_bytes``.
-        kv_cache_bytes: memory for the pool; None takes 1 GiB, or an eighth of the machine's memory if that is less.
+        kv_cache_bytes: memory for the pool; None takes room for twice the window or 16,384 tokens, at most 1 GiB or an eighth
+            of the machine's memory.
         enable_prefix_caching: share the K/V of equal prefixes.
         enable_chunked_prefill: compute long prompts in pieces beside running requests.
         max_queue_size: most requests that wait beyond those that run; one more is refused.

@@ -1,7 +1,7 @@
 """A GGUF of random weights in the shape of a catalog model: ``dummy_gguf.py MODEL TARGET``. Runs in this project's environment.
 
-Peers without a switch for random weights load this. The vocabulary is made up as well: bytes, one merge, and numbered tokens;
-the benchmark sends token ids only.
+Peers without a switch for random weights load this. The benchmark sends token ids only, but peers want a vocabulary that makes
+sense: SmolLM2's is borrowed, and numbered tokens fill it up to the size of the model's own.
 """
 
 import os
@@ -12,9 +12,11 @@ import numpy as np
 
 from minivllm_plugin.models.catalog import resolve
 from minivllm_plugin.models.config import ModelConfig
+from minivllm_plugin.models.pull import ensure_local
 
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 STD = 0.02
+VOCABULARY_OF = "smollm2-135m"
 
 
 def main(model: str, target: str) -> None:
@@ -49,15 +51,21 @@ def _describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_rope_freq_base(config.rope.theta)
     writer.add_vocab_size(config.vocab_size)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
-    characters = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324))]
-    tokens = [*characters, "ab", *(f"token{index}" for index in range(len(characters) + 1, config.vocab_size))]
+    _borrow_vocabulary(writer, config.vocab_size)
+
+
+def _borrow_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+    fields = gguf.GGUFReader(ensure_local(resolve(VOCABULARY_OF))).fields
+    tokens, types, merges = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type", "merges"))
+    if len(tokens) > size:
+        raise SystemExit(f"a vocabulary of {size} is smaller than that of {VOCABULARY_OF}, which is borrowed")
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(config.vocab_size - 1)
-    writer.add_bos_token_id(config.vocab_size - 2)
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list([*tokens, *(f"token{index}" for index in range(len(tokens), size))])
+    writer.add_token_types([*types, *[gguf.TokenType.NORMAL] * (size - len(tokens))])
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
 
 
 def _shapes(config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:

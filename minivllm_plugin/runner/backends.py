@@ -31,7 +31,7 @@ class Backend:
     Attributes:
         num_blocks: what the runner allocated; the scheduler is built with this number.
         kernels: ``cpu`` (compiled) or ``torch``.
-        dtype: of the weights: float32, bfloat16, float16 or int8.
+        dtype: of the weights: float32, bfloat16, float16, int8 or int4.
     """
 
     runner: Runner
@@ -60,9 +60,12 @@ def build_backend(
     reason = _why_not_cpu_kernels(config, description.config, device, kinds)
     if reason is None:
         return _cpu_backend(config, source, description, kinds, ends)
-    if config.quantization == "int8" or config.kv_cache_dtype == "int8":
-        asked = "quantization" if config.quantization == "int8" else "kv_cache_dtype"
-        raise ConfigError(f"{asked}='int8' needs the compiled CPU kernels, which cannot be used: {reason}; leave it at 'auto'")
+    for name in ("quantization", "kv_cache_dtype"):
+        asked = getattr(config, name)
+        if asked in ("int8", "int4"):
+            raise ConfigError(
+                f"{name}={asked!r} needs the compiled CPU kernels, which cannot be used: {reason}; leave it at 'auto'"
+            )
     if device == "cpu":
         logger.warning("the CPU kernels are not used: %s; plain torch computes instead, which is slower", reason)
     return _torch_backend(config, source, device, ends)
@@ -86,7 +89,7 @@ def _why_not_cpu_kernels(config: EngineConfig, model: ModelConfig, device: str, 
     if device != "cpu":
         return f"the device is {device}"
     if config.dtype == "float16":
-        return "dtype='float16' is not among their types (float32, bfloat16, int8)"
+        return "dtype='float16' is not among their types (float32, bfloat16, int8, int4)"
     from minivllm_plugin.runner.cpu_weights import SUPPORTED_ARCHITECTURES, decoder_geometry
 
     if model.architecture not in SUPPORTED_ARCHITECTURES:

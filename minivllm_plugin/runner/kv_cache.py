@@ -14,6 +14,7 @@ __all__ = ["KVCache", "block_bytes", "plan_num_blocks"]
 
 DEFAULT_BYTES = 2**30
 DEFAULT_SHARE = 8
+DEFAULT_TOKENS = 16384  # or twice the window: enough for some thirty chats, and a small model does not fill the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ def block_bytes(config: ModelConfig, block_size: int, kind: str) -> int:
 
 
 def plan_num_blocks(engine: EngineConfig, model: ModelConfig, kind: str) -> int:
-    """Blocks in the pool: as asked for, else as many as the default memory holds and the engine could ever use.
+    """Blocks in the pool: as asked for, else for twice the window, or 16,384 tokens, as far as the default
+    memory goes and the engine could ever use.
 
     Raises:
         ConfigError: the memory holds no block, or ``max_model_len`` does not fit.
@@ -67,9 +69,10 @@ def plan_num_blocks(engine: EngineConfig, model: ModelConfig, kind: str) -> int:
                 f"kv_cache_bytes={budget} holds no block: one block of {engine.block_size} tokens takes {each} bytes; "
                 "raise kv_cache_bytes, lower block_size or use a 16-bit dtype"
             )
-        window = engine.max_model_len or model.max_position_embeddings
-        useful = engine.max_num_sequences * -(-window // engine.block_size)
-        num_blocks = min(num_blocks, useful) if engine.kv_cache_bytes is None else num_blocks
+        if engine.kv_cache_bytes is None:
+            window = engine.max_model_len or model.max_position_embeddings
+            useful = min(engine.max_num_sequences * window, max(2 * window, DEFAULT_TOKENS))
+            num_blocks = min(num_blocks, -(-useful // engine.block_size))
     if engine.max_model_len is not None and engine.max_model_len > num_blocks * engine.block_size:
         needed = -(-engine.max_model_len // engine.block_size)
         raise ConfigError(
