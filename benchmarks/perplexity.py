@@ -7,31 +7,30 @@ into windows spread over its whole length; each is one prompt, and every token b
 """
 
 import argparse
-import functools
 import hashlib
 import math
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from pydoc_data import topics
 from typing import Any
-from unittest import mock
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from minivllm_kernels.cpu import library
 from minivllm_kernels.cpu.build import build_library
 from minivllm_kernels.cpu.decoder import CpuDecoder
+from minivllm_kernels.cpu.library import open_library
+from minivllm_kernels.cpu.packing import GROUP4, KINDS
 from minivllm_plugin.bench.report import Report, significant
+from minivllm_plugin.bench.table import show_report
 from minivllm_plugin.models.catalog import resolve
 from minivllm_plugin.models.layers import RotaryTable
 from minivllm_plugin.models.loader import LoadedModel, describe_model, load_model
 from minivllm_plugin.runner.cpu_weights import decoder_geometry, pack_module
 from minivllm_plugin.serving.tokenizer import Tokenizer
 
-KINDS = ("float32", "bfloat16", "int8")
+CACHES = ("float32", "bfloat16", "int8")
+GROUPS_OF_KINDS = {"int4": GROUP4}  # activations that share a scale where the kind leaves no choice
 BLOCK_SIZE = 16
 
 
@@ -40,22 +39,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = load_model(resolve(options.model), dtype="float32", load_format=options.load_format, max_positions=options.window)
     windows = _windows(options.model, options.load_format, options.tokens, options.window)
     runs = list(_measure(model, windows, options))
+    predicted = sum(len(window) - 1 for window in windows)
     report = Report(
         benchmark="perplexity",
+        title=f"{options.model}, {predicted} tokens of English technical text, windows of {options.window}",
         settings={
             "model": options.model,
             "load_format": options.load_format,
             "window": options.window,
-            "predicted_tokens": sum(len(window) - 1 for window in windows),
+            "predicted_tokens": predicted,
             "text": "pydoc_data.topics",
             "text_sha256": hashlib.sha256(_text().encode()).hexdigest(),
         },
         summary=_against_float32(runs),
         runs=runs,
     )
-    _show(report)
-    if options.json is not None:
-        report.write(options.json)
+    show_report(report, options.json)
 
 
 def perplexity(decoder: CpuDecoder, windows: Sequence[Sequence[int]]) -> float:
@@ -71,37 +70,27 @@ def perplexity(decoder: CpuDecoder, windows: Sequence[Sequence[int]]) -> float:
     return math.exp(total / count)
 
 
-@contextmanager
-def activation_group(group: int) -> Iterator[None]:
-    """Within it the kernels quantise activations in groups of so many values: a library of its own is built for that."""
-    build = functools.partial(build_library, extra_flags=(f"-DGROUP={group}",))
-    library.kernel_library.cache_clear()
-    try:
-        with mock.patch.object(library, "build_library", build):
-            yield
-    finally:
-        library.kernel_library.cache_clear()
-
-
 def _measure(model: LoadedModel, windows: Sequence[Sequence[int]], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     cos_sin = RotaryTable(model.config.rope, model.config.head_dim, options.window).cos_sin
     for weights in options.weights:
-        for group in options.group if weights == "int8" else [None]:
-            with activation_group(group or options.group[0]):
-                packed = pack_module(model.module, weights)
-                for cache in options.cache:
-                    decoder = CpuDecoder(
-                        decoder_geometry(model.config),
-                        packed,
-                        cos_sin,
-                        num_blocks=-(-options.window // BLOCK_SIZE),
-                        block_size=BLOCK_SIZE,
-                        cache_kind=cache,
-                        threads=torch.get_num_threads(),
-                    )
-                    found = perplexity(decoder, windows)
-                    Console(stderr=True).print(f"{weights} {group or ''} {cache}: {found:.4f}")
-                    yield {"weights": weights, "activation_group": group, "cache": cache, "perplexity": found}
+        packed = pack_module(model.module, weights)
+        for group in options.group if weights == "int8" else [GROUPS_OF_KINDS.get(weights)]:
+            flags = (f"-DGROUP={group}",) if weights == "int8" else ()
+            library = open_library(build_library(extra_flags=flags))
+            for cache in options.cache:
+                decoder = CpuDecoder(
+                    decoder_geometry(model.config),
+                    packed,
+                    cos_sin,
+                    num_blocks=-(-options.window // BLOCK_SIZE),
+                    block_size=BLOCK_SIZE,
+                    cache_kind=cache,
+                    threads=torch.get_num_threads(),
+                    library=library,
+                )
+                found = perplexity(decoder, windows)
+                print(f"{weights} {group or ''} {cache}: {found:.4f}", file=sys.stderr)
+                yield {"weights": weights, "activation_group": group, "cache": cache, "perplexity": found}
 
 
 def _against_float32(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -126,20 +115,11 @@ def _windows(name: str, load_format: str, num_tokens: int, window: int) -> list[
     if count * window > len(ids):
         raise SystemExit(f"the text has {len(ids)} tokens, {count} windows of {window} were asked for; lower --tokens")
     stride = (len(ids) - window) // max(count - 1, 1)
-    return [ids[start : start + window] for start in range(0, stride * count, stride)][:count]
+    return [ids[index * stride : index * stride + window] for index in range(count)]
 
 
 def _text() -> str:
     return "\n\n".join(text for _, text in sorted(topics.topics.items()))
-
-
-def _show(report: Report) -> None:
-    table = Table(title=f"perplexity, {report.settings['predicted_tokens']} tokens, windows of {report.settings['window']}")
-    for name in report.summary[0]:
-        table.add_column(name.replace("_", " "), justify="right")
-    for row in report.summary:
-        table.add_row(*("-" if value is None else str(value) for value in row.values()))
-    Console().print(table)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -148,12 +128,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=8192, help="least number of predicted tokens")
     parser.add_argument("--window", type=int, default=512, help="tokens per prompt")
     parser.add_argument("--weights", action="append", choices=KINDS, help="may be repeated; default: all")
-    parser.add_argument("--cache", action="append", choices=KINDS, help="may be repeated; default: all")
-    parser.add_argument("--group", action="append", type=int, help="values per activation scale; may be repeated; default: 64")
+    parser.add_argument("--cache", action="append", choices=CACHES, help="may be repeated; default: all")
+    parser.add_argument("--group", action="append", type=int, choices=(32, 64), help="activations per scale of int8; default 64")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     parser.add_argument("--json", type=Path, help="write the report here")
     options = parser.parse_args(arguments)
-    options.weights, options.cache = options.weights or list(KINDS), options.cache or list(KINDS)
+    options.weights, options.cache = options.weights or list(KINDS), options.cache or list(CACHES)
     options.group = options.group or [64]
     return options
 

@@ -1,4 +1,4 @@
-"""This project's engine on a job of ``benchmarks/peers.py``. ``--format``: int8, bfloat16 or float32."""
+"""This project's engine on a job of ``benchmarks/peers.py``. ``--format``: int8, int4, bfloat16 or float32."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from minivllm_plugin import LLM, SamplingParams
 
 MODES: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
     "bfloat16": {"dtype": "bfloat16"},
     "float32": {"dtype": "float32"},
 }

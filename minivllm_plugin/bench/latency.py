@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 from minivllm_plugin.bench.clients import Reading, exact_length, read_all, read_one
-from minivllm_plugin.bench.report import Report, describe_engine, percentile, significant
+from minivllm_plugin.bench.report import Report, describe_engine, engine_title, percentile, significant
 from minivllm_plugin.bench.workload import LAST_TOKEN_ID, offline_workload, prefill_prompt, warm_up_prompt
 from minivllm_plugin.serving.llm import LLM
 
@@ -58,7 +58,8 @@ def measure_latency(
         "seed": seed,
     }
     cases = (("steady", steady), ("long prompt: decoders", decoders), ("long prompt: itself", intruders))
-    return Report("latency", settings, summary, [_run(case, reading) for case, readings in cases for reading in readings])
+    runs = [_run(case, reading) for case, readings in cases for reading in readings]
+    return Report("latency", engine_title(llm), settings, summary, runs)
 
 
 def _intrude(llm: LLM, concurrency: int, long_prompt: int, last: int, turn: int) -> tuple[list[Reading], Reading]:

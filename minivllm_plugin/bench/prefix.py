@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minivllm_plugin.bench.clients import exact_length, read_all
-from minivllm_plugin.bench.report import Report, describe_engine, median, percentile, significant
+from minivllm_plugin.bench.report import Report, describe_engine, engine_title, median, percentile, significant
 from minivllm_plugin.bench.workload import LAST_TOKEN_ID, Workload, prefix_workload, warm_up_prompt
 from minivllm_plugin.serving.llm import LLM
 
@@ -42,7 +42,7 @@ def measure_prefix(
         "repeat": repeat,
         "seed": seed,
     }
-    return Report("prefix", settings, _summarise(runs), runs)
+    return Report("prefix", engine_title(llm), settings, _summarise(runs), runs)
 
 
 def _run(llm: LLM, case: str, work: Workload, shared: int, turn: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from minivllm_plugin.errors import ConfigError
 if TYPE_CHECKING:
     from minivllm_plugin.serving.llm import LLM
 
-__all__ = ["Report", "check_writable", "describe_engine", "median", "percentile", "significant"]
+__all__ = ["Report", "check_writable", "describe_engine", "engine_title", "median", "percentile", "significant"]
 
 FORMAT = 1
 """Of the JSON. Raised when a reader of the old one would go wrong."""
@@ -28,6 +28,7 @@ class Report:
 
     Attributes:
         benchmark: its name.
+        title: what was measured, in half a line.
         settings: what was asked for, and what the engine made of it.
         summary: a row per figure, all with the same keys; medians over ``runs``.
         runs: every run, in the order in which they were made.
@@ -36,6 +37,7 @@ class Report:
     """
 
     benchmark: str
+    title: str
     settings: Row
     summary: Sequence[Row]
     runs: Sequence[Row]
@@ -61,6 +63,11 @@ def check_writable(path: Path | None) -> None:
     """
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise ConfigError(f"--json {path}: its directory must exist and it must not be a directory itself")
+
+
+def engine_title(llm: "LLM") -> str:
+    """The model, and what computes it in which types."""
+    return f"{llm.model_name}, {llm.dtype} weights on {llm.kernels} kernels"
 
 
 def describe_engine(llm: "LLM") -> dict[str, Any]:

@@ -50,7 +50,8 @@ def measure_startup(model: str, options: Mapping[str, Any], *, repeat: int = 5) 
             }
         )
     settings = {"engine": {"model": model, **options, "resolved": first["about"]}, "repeat": repeat}
-    return Report("startup", settings, summary, [first, *runs])
+    title = f"{model}, {first['about']['weights']} weights on {first['about']['kernels']} kernels"
+    return Report("startup", title, settings, summary, [first, *runs])
 
 
 def _start(model: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from minivllm_plugin.bench.clients import exact_length, read_all
 from minivllm_plugin.bench.machine import resident_memory
-from minivllm_plugin.bench.report import Report, describe_engine, percentile, significant
+from minivllm_plugin.bench.report import Report, describe_engine, engine_title, percentile, significant
 from minivllm_plugin.bench.step_clock import StepClock, StepTimes
 from minivllm_plugin.bench.workload import LAST_TOKEN_ID, offline_workload, warm_up_prompt
 from minivllm_plugin.config import EngineConfig
@@ -68,7 +68,7 @@ def measure_steps(
         llm.generate([list(warm_up_prompt())], exact_length(8), use_tqdm=False)
         for turn in range(repeat):
             _decode(llm, prompts, output, f"steps {turn}", stream)
-        engine, memory = describe_engine(llm), resident_memory()
+        title, engine, memory = engine_title(llm), describe_engine(llm), resident_memory()
     runs = [_parts(step, following) for step, following in pairwise(clock.steps) if _is_counted(step, following, num_sequences)]
     if not runs:
         raise ConfigError(
@@ -84,7 +84,7 @@ def measure_steps(
         "seed": seed,
     }
     facts = {"steps_counted": len(runs), **{f"memory_{name}_bytes": value for name, value in memory.items()}}
-    return Report("step", settings, _summarise(runs), runs, facts)
+    return Report("step", title, settings, _summarise(runs), runs, facts)
 
 
 def _decode(llm: LLM, prompts: Sequence[Sequence[int]], output: int, salt: str, stream: bool) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minivllm_plugin.bench.clients import exact_length
-from minivllm_plugin.bench.report import Report, describe_engine, median, significant
+from minivllm_plugin.bench.report import Report, describe_engine, engine_title, median, significant
 from minivllm_plugin.bench.workload import LAST_TOKEN_ID, Workload, offline_workload, prefill_prompt, warm_up_prompt
 from minivllm_plugin.serving.llm import LLM
 
@@ -33,7 +33,7 @@ def measure_throughput(
     runs = [run_workload(llm, name, load, salt=f"{name} {turn}") for turn in range(repeat) for name, load in work.items()]
     summary = [_summarise(name, [run for run in runs if run["case"] == name]) for name in work]
     settings = {"engine": describe_engine(llm), "sizes": list(sizes), "repeat": repeat, "seed": seed}
-    return Report("throughput", settings, summary, runs)
+    return Report("throughput", engine_title(llm), settings, summary, runs)
 
 
 def run_workload(llm: LLM, name: str, work: Workload, *, salt: str) -> dict[str, Any]:

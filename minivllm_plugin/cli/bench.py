@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from minivllm_plugin.bench.report import check_writable
+from minivllm_plugin.bench.table import show_report
 from minivllm_plugin.cli import options as o
-from minivllm_plugin.cli.bench_table import show_report
 from minivllm_plugin.errors import ConfigError
 
 __all__ = ["bench"]
@@ -15,7 +15,7 @@ __all__ = ["bench"]
 bench = typer.Typer(name="bench", help="Measure this machine: throughput, latency, startup, prefix cache, parts of a step.")
 
 Model = Annotated[str, typer.Argument(help="Catalog name, hub id, model directory or .gguf file.")]
-Quantization = Annotated[str, typer.Option("--quantization", help="auto, none or int8.", rich_help_panel=o.ENGINE)]
+Quantization = Annotated[str, typer.Option("--quantization", help="auto, none, int8 or int4.", rich_help_panel=o.ENGINE)]
 CacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="auto, float32, bfloat16 or int8.", rich_help_panel=o.ENGINE)]
 Threads = Annotated[int | None, typer.Option("--num-threads", help="Of the CPU kernels.", rich_help_panel=o.ENGINE)]
 Json = Annotated[Path | None, typer.Option("--json", help="Write machine, versions, settings and every run here.")]

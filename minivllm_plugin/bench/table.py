@@ -1,22 +1,21 @@
-"""A benchmark's report as a person reads it: a table, single figures below, and where it was measured."""
+"""A report as a person reads it: a table, single figures below, and where it was measured."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from minivllm_plugin.bench.report import Report
+from minivllm_plugin.bench.report import Report
 
 __all__ = ["show_report"]
 
 WIDTH_OFF_TERMINAL = 160
 
 
-def show_report(report: "Report", json_path: Path | None) -> None:
+def show_report(report: Report, json_path: Path | None) -> None:
     """Print the summary; write everything to ``json_path`` if there is one."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, title=f"{report.benchmark}: {_subject(report)}", title_justify="left")
+    table = Table(box=None, pad_edge=False, title=f"{report.benchmark}: {report.title}", title_justify="left")
     for name in report.summary[0] if report.summary else ():
         is_text = any(isinstance(row[name], str) for row in report.summary)
         table.add_column(name.replace("_per_s", "/s").replace("_", " "), justify="left" if is_text else "right")
@@ -30,20 +29,13 @@ def show_report(report: "Report", json_path: Path | None) -> None:
     machine, software = report.machine, report.software
     commit = software["commit"]
     console.print(
-        f"{report.date}, {machine['cpu']}, {machine['cores']} cores, load {(machine['load_average'] or ['?'])[0]} before, "
+        f"{report.date}, {machine['cpu']}, {machine['cores']} cores, load {(machine['load_average'] or ['?'])[0]}, "
         f"minivllm-plugin {software['minivllm-plugin']}{f' at {commit}' if commit else ''}, torch {software['torch']}",
         style="dim",
     )
     if json_path is not None:
         report.write(json_path)
         console.print(f"written to {json_path}", style="dim")
-
-
-def _subject(report: "Report") -> str:
-    """The model, and what computed it in which types."""
-    engine = report.settings["engine"]
-    resolved = engine["resolved"]
-    return f"{engine['model']}, {resolved['weights']} weights on {resolved['kernels']} kernels"
 
 
 def _cell(value: Any) -> str:
