@@ -2,13 +2,14 @@
 
 import asyncio
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.serving.llm import LLM
 
-__all__ = ["Reading", "exact_length", "read_all"]
+__all__ = ["Reading", "exact_length", "fresh_salts", "read_all", "read_one"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,11 @@ class Reading:
 def exact_length(num_tokens: int) -> SamplingParams:
     """Greedy, and exactly so many tokens."""
     return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+
+
+def fresh_salts(count: int) -> list[str]:
+    """Salts that no request has had, so that none finds anything in the prefix cache but what comes under the same one."""
+    return [uuid.uuid4().hex for _ in range(count)]
 
 
 def read_all(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from minivllm_plugin.bench.clients import Reading, exact_length, read_all, read_one
+from minivllm_plugin.bench.clients import Reading, exact_length, fresh_salts, read_all, read_one
 from minivllm_plugin.bench.report import Report, describe_engine, engine_title, percentile, significant
 from minivllm_plugin.bench.workload import LAST_TOKEN_ID, offline_workload, prefill_prompt, warm_up_prompt
 from minivllm_plugin.serving.llm import LLM
@@ -33,14 +33,13 @@ def measure_latency(
     last = min(LAST_TOKEN_ID, llm.vocab_size - 1)
     work = offline_workload(max(num_requests, 2), seed=seed, last_token_id=last)
     llm.generate([list(warm_up_prompt())], exact_length(8), use_tqdm=False)
-    salts = [f"steady {index}" for index in range(num_requests)]
     prompts, lengths = work.prompts[:num_requests], work.output_lengths[:num_requests]
-    steady = read_all(llm, prompts, lengths, concurrency=concurrency, salts=salts)
+    steady = read_all(llm, prompts, lengths, concurrency=concurrency, salts=fresh_salts(num_requests))
     decoders: list[Reading] = []
     intruders: list[Reading] = []
     gaps: list[float] = []
-    for turn in range(repeat):
-        among, intruder = _intrude(llm, concurrency, long_prompt, last, turn)
+    for _ in range(repeat):
+        among, intruder = _intrude(llm, concurrency, long_prompt, last)
         decoders += among
         intruders.append(intruder)
         gaps += _gaps_during(among, intruder)
@@ -62,19 +61,20 @@ def measure_latency(
     return Report("latency", engine_title(llm), settings, summary, runs)
 
 
-def _intrude(llm: LLM, concurrency: int, long_prompt: int, last: int, turn: int) -> tuple[list[Reading], Reading]:
+def _intrude(llm: LLM, concurrency: int, long_prompt: int, last: int) -> tuple[list[Reading], Reading]:
     """Readings of the requests that were decoding, and of the long prompt that came among them."""
 
     async def run() -> tuple[list[Reading], Reading]:
         progress: list[list[int]] = [[] for _ in range(concurrency)]
         prompts = [tuple((token + index) % last + 1 for token in warm_up_prompt()) for index in range(concurrency)]
+        *salts, own_salt = fresh_salts(concurrency + 1)
         decoding = [
-            asyncio.create_task(read_one(llm, prompt, INTRUDED_OUTPUT, salt=f"decoder {turn} {index}", progress=counts))
-            for index, (prompt, counts) in enumerate(zip(prompts, progress, strict=True))
+            asyncio.create_task(read_one(llm, prompt, INTRUDED_OUTPUT, salt=salt, progress=counts))
+            for prompt, salt, counts in zip(prompts, salts, progress, strict=True)
         ]
         while any(sum(counts) < TOKENS_BEFORE_INTRUSION for counts in progress) and not any(task.done() for task in decoding):
             await asyncio.sleep(0.001)
-        intruder = await read_one(llm, prefill_prompt(long_prompt, last_token_id=last), INTRUDER_OUTPUT, salt=f"intruder {turn}")
+        intruder = await read_one(llm, prefill_prompt(long_prompt, last_token_id=last), INTRUDER_OUTPUT, salt=own_salt)
         return list(await asyncio.gather(*decoding)), intruder
 
     return asyncio.run(run())

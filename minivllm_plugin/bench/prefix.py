@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from minivllm_plugin.bench.clients import exact_length, read_all
+from minivllm_plugin.bench.clients import exact_length, fresh_salts, read_all
 from minivllm_plugin.bench.report import Report, describe_engine, engine_title, median, percentile, significant
 from minivllm_plugin.bench.workload import LAST_TOKEN_ID, Workload, prefix_workload, warm_up_prompt
 from minivllm_plugin.serving.llm import LLM
@@ -32,7 +32,7 @@ def measure_prefix(
     last = min(LAST_TOKEN_ID, llm.vocab_size - 1)
     work = prefix_workload(num_requests, shared=shared, own=own, output=output, seed=seed, last_token_id=last)
     llm.generate([list(warm_up_prompt())], exact_length(8), use_tqdm=False)
-    runs = [_run(llm, case, work, shared, turn) for turn in range(repeat) for case in CASES]
+    runs = [_run(llm, case, work, shared) for _ in range(repeat) for case in CASES]
     settings = {
         "engine": describe_engine(llm),
         "num_requests": num_requests,
@@ -45,13 +45,14 @@ def measure_prefix(
     return Report("prefix", engine_title(llm), settings, _summarise(runs), runs)
 
 
-def _run(llm: LLM, case: str, work: Workload, shared: int, turn: int) -> dict[str, Any]:
-    salts = [f"{case} {turn} {index if case == 'apart' else ''}" for index in range(len(work.prompts))]
+def _run(llm: LLM, case: str, work: Workload, shared: int) -> dict[str, Any]:
+    count = len(work.prompts)
+    salts = fresh_salts(count) if case == "apart" else fresh_salts(1) * count
     if case == "warm":
         prefix = {"prompt_token_ids": list(work.prompts[0][:shared]), "cache_salt": salts[0]}
         llm.generate(prefix, exact_length(1), use_tqdm=False)
     started = time.perf_counter()
-    readings = read_all(llm, work.prompts, work.output_lengths, concurrency=len(work.prompts), salts=salts)
+    readings = read_all(llm, work.prompts, work.output_lengths, concurrency=count, salts=salts)
     seconds = time.perf_counter() - started
     return {
         "case": case,

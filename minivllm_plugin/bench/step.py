@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from minivllm_plugin.bench.clients import exact_length, read_all
+from minivllm_plugin.bench.clients import exact_length, fresh_salts, read_all
 from minivllm_plugin.bench.machine import resident_memory
 from minivllm_plugin.bench.report import Report, describe_engine, engine_title, percentile, significant
 from minivllm_plugin.bench.step_clock import StepClock, StepTimes
@@ -66,8 +66,8 @@ def measure_steps(
         last = min(LAST_TOKEN_ID, llm.vocab_size - 1)
         prompts = offline_workload(max(num_sequences, 2), seed=seed, last_token_id=last).prompts[:num_sequences]
         llm.generate([list(warm_up_prompt())], exact_length(8), use_tqdm=False)
-        for turn in range(repeat):
-            _decode(llm, prompts, output, f"steps {turn}", stream)
+        for salt in fresh_salts(repeat):
+            _decode(llm, prompts, output, salt, stream)
         title, engine, memory = engine_title(llm), describe_engine(llm), resident_memory()
     runs = [_parts(step, following) for step, following in pairwise(clock.steps) if _is_counted(step, following, num_sequences)]
     if not runs:

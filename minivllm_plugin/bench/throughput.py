@@ -4,12 +4,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from minivllm_plugin.bench.clients import exact_length
+from minivllm_plugin.bench.clients import exact_length, fresh_salts
 from minivllm_plugin.bench.report import Report, describe_engine, engine_title, median, significant
 from minivllm_plugin.bench.workload import LAST_TOKEN_ID, Workload, offline_workload, prefill_prompt, warm_up_prompt
 from minivllm_plugin.serving.llm import LLM
 
-__all__ = ["measure_throughput", "run_workload"]
+__all__ = ["measure_throughput"]
 
 WARM_UP_TOKENS = 8
 
@@ -30,14 +30,15 @@ def measure_throughput(
     if prefill_tokens:
         work[f"prefill {prefill_tokens}"] = Workload((prefill_prompt(prefill_tokens, last_token_id=last),), (1,))
     llm.generate([list(warm_up_prompt())], exact_length(WARM_UP_TOKENS), use_tqdm=False)
-    runs = [run_workload(llm, name, load, salt=f"{name} {turn}") for turn in range(repeat) for name, load in work.items()]
+    runs = [_run(llm, name, load) for _ in range(repeat) for name, load in work.items()]
     summary = [_summarise(name, [run for run in runs if run["case"] == name]) for name in work]
     settings = {"engine": describe_engine(llm), "sizes": list(sizes), "repeat": repeat, "seed": seed}
     return Report("throughput", engine_title(llm), settings, summary, runs)
 
 
-def run_workload(llm: LLM, name: str, work: Workload, *, salt: str) -> dict[str, Any]:
+def _run(llm: LLM, name: str, work: Workload) -> dict[str, Any]:
     """Send every prompt at once, wait for all, and count what came."""
+    (salt,) = fresh_salts(1)
     prompts = [{"prompt_token_ids": list(prompt), "cache_salt": salt} for prompt in work.prompts]
     params = [exact_length(length) for length in work.output_lengths]
     started = time.perf_counter()
