@@ -27,10 +27,7 @@ def configure(name: str, **options: Any) -> None:
     """
     EngineConfig.from_options(name, options)
     with _lock:
-        future = _engines.get(name)
-        if future is not None and not _replaceable(future) and options != _options.get(name, {}):
-            raise ConfigError(f"{name!r} is loaded with other options already; close({name!r}) first")
-        _options[name] = dict(options)
+        _set_options(name, options)
 
 
 def get_llm(name: str, **options: Any) -> LLM:
@@ -44,8 +41,10 @@ def get_llm(name: str, **options: Any) -> LLM:
         ConfigError, ModelError: it cannot be loaded; the next call tries again.
     """
     if options:
-        configure(name, **options)
+        EngineConfig.from_options(name, options)
     with _lock:
+        if options:  # under the same lock as the claim: two first callers with other options must not load each other's
+            _set_options(name, options)
         future = _engines.get(name)
         mine = future is None or _replaceable(future)
         if mine:
@@ -83,6 +82,14 @@ def close_all() -> None:
         names = list(_engines)
     for name in names:
         close(name)
+
+
+def _set_options(name: str, options: dict[str, Any]) -> None:
+    """Needs the lock."""
+    future = _engines.get(name)
+    if future is not None and not _replaceable(future) and options != _options.get(name, {}):
+        raise ConfigError(f"{name!r} is loaded with other options already; close({name!r}) first")
+    _options[name] = dict(options)
 
 
 def _replaceable(future: "Future[LLM]") -> bool:
