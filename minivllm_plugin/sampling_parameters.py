@@ -36,7 +36,7 @@ class SamplingParams:
         max_model_length: the sequence ends when prompt + completion reach this many tokens (seed's third condition).
 
     Raises:
-        InvalidRequestError: naming field, value and allowed range.
+        InvalidRequestError: naming field, value and allowed range; or an unknown field and the known ones.
     """
 
     temperature: float = 1.0
@@ -52,6 +52,11 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     max_model_length: int | None = None
+
+    def __new__(cls, *_: object, **given: object) -> "SamplingParams":
+        """Refuse unknown names with our own error; the dataclass would raise a bare TypeError without a remedy."""
+        _check_names(given)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         _number(self, "temperature", 0.0, math.inf)
@@ -80,19 +85,31 @@ class SamplingParams:
     def replace(self, **changes: object) -> "SamplingParams":
         """A validated copy with some fields changed."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        unknown = sorted(set(changes) - set(values))
-        if unknown:
-            raise InvalidRequestError(f"unknown sampling parameter {unknown[0]!r}; known are {', '.join(sorted(values))}")
         return SamplingParams(**{**values, **changes})
+
+
+def _check_names(given: Iterable[str]) -> None:
+    known = {f.name for f in fields(SamplingParams)}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise InvalidRequestError(f"unknown sampling parameter {unknown[0]!r}; known are {', '.join(sorted(known))}")
 
 
 def _number(params: SamplingParams, name: str, low: float, high: float, *, low_open: bool = False) -> None:
     value = getattr(params, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
         raise InvalidRequestError(f"{name} must be a finite number, got {value!r}")
     if value < low or value > high or (low_open and value == low):
         opening = "(" if low_open else "["
         raise InvalidRequestError(f"{name}={value} is outside {opening}{low:g}, {high:g}]")
+    object.__setattr__(params, name, float(value))  # tensors take no integer beyond 64 bits
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
 
 
 def _integer(params: SamplingParams, name: str, low: int, high: int | None, *, optional: bool = False) -> None:
