@@ -136,7 +136,9 @@ def test_batched_cold(smollm2_gguf: Path, prompts: list[list[int]], expected: li
 @pytest.mark.parametrize("budget", [64, 7])
 def test_chunked(smollm2_gguf: Path, prompts: list[list[int]], expected: list[list[int]], budget: int) -> None:
     some = slice(0, NUM_PROMPTS, 1 if budget > 10 else 4)
-    with LLM(str(smollm2_gguf), dtype="float32", max_num_batched_tokens=budget, max_num_sequences=7, enable_prefix_caching=False) as engine:
+    with LLM(
+        str(smollm2_gguf), dtype="float32", max_num_batched_tokens=budget, max_num_sequences=7, enable_prefix_caching=False
+    ) as engine:
         assert tokens(engine, prompts[some]) == expected[some]
 
 

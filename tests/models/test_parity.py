@@ -40,6 +40,25 @@ def test_rows_of_a_batch_equal_each_alone(pair: Any) -> None:
         torch.testing.assert_close(torch.cat(got), reference_logits(reference, [*prompt, 11]), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("chunks", [[0], [5], [5, 1, 1]], ids=str)
+def test_a_warm_prefix_gives_the_logits_of_a_cold_run(pair: Any, chunks: list[int]) -> None:
+    """Trials B08: a second sequence reads another's blocks and computes the rest, at once or in pieces, at its true positions."""
+    _, loaded, _ = pair
+    for length in (9, 14, 33):
+        driver = Driver(loaded)  # blocks of 4
+        tokens = TOKENS[:length]
+        table = driver.table(length)
+        [cold] = driver.step([tokens], [0], [table])
+        cached = (length - 1) // 4 * 4
+        warm, start = [], cached
+        shared = [*table[: cached // 4], *driver.table(length - cached)]
+        for size in [*chunks, length]:
+            if piece := tokens[start : start + size]:
+                warm += driver.step([piece], [start], [shared])
+                start += len(piece)
+        torch.testing.assert_close(torch.cat(warm), cold[cached:], atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 def test_any_block_size(pair: Any, block_size: int) -> None:
     reference, loaded, _ = pair
