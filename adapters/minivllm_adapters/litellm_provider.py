@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PROVIDER", "provider", "register"]
 
-OLDEST_LITELLM = (1, 90)  # the first releases that take ModelResponseStream chunks from custom providers cleanly
+# Before 1.109 a usage chunk has an empty choice, before 1.108 streams have no close(), and 1.100 loses a stream's first text.
+OLDEST_LITELLM = (1, 109)
 INSTALL = "pip install 'minivllm-plugin[litellm]'"
 
 

@@ -158,8 +158,8 @@ def test_litellm_missing_or_broken_or_old(monkeypatch: pytest.MonkeyPatch) -> No
         litellm_provider.register()
     assert isinstance(caught.value, ImportError)
     assert caught.value.name == "litellm"
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.89.7")
-    with pytest.raises(LiteLLMUnavailableError, match=r"1\.89\.7 is too old.*1\.90"):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.108.14")
+    with pytest.raises(LiteLLMUnavailableError, match=r"1\.108\.14 is too old.*1\.109"):
         litellm_provider.register()
 
     def missing(name: str) -> str:
