@@ -116,6 +116,9 @@ def check_minivllm(words: list[str]) -> None:
     if not words or words[0].startswith("-"):
         return
     command = program.commands[words[0]]  # type: ignore[attr-defined]  # a group has commands
+    while hasattr(command, "commands"):  # a group of commands, such as bench: the next word names one of them
+        words = words[1:]
+        command = command.commands[words[0]]
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help", "-h"}
     unknown = [word for word in words[1:] if re.match(r"--?[a-z]", word) and word.split("=")[0] not in known]
     assert unknown == [], f"minivllm {words[0]} has no {unknown}"
