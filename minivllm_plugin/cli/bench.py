@@ -10,7 +10,7 @@ from minivllm_plugin.bench.table import show_report
 from minivllm_plugin.cli import options as o
 from minivllm_plugin.errors import ConfigError
 
-__all__ = ["bench"]
+__all__ = ["bench", "latency", "prefix", "startup", "step", "throughput"]
 
 bench = typer.Typer(name="bench", help="Measure this machine: throughput, latency, startup, prefix cache, parts of a step.")
 
