@@ -13,8 +13,9 @@ from pathlib import Path
 from torch import Tensor
 from torch.nn import Module
 
-from minivllm_kernels.cpu.decoder import DecoderGeometry, DecoderWeights, LayerWeights
+from minivllm_kernels.cpu.decoder import DecoderGeometry, DecoderWeights, LayerWeights, check_weights
 from minivllm_kernels.cpu.packing import PackedMatrix, interleave_gate_up, pack_matrix
+from minivllm_plugin.errors import ModelLoadError
 from minivllm_plugin.models.catalog import ModelSource
 from minivllm_plugin.models.config import ModelConfig
 from minivllm_plugin.models.decoder import CausalLM, DecoderLayer
@@ -32,7 +33,8 @@ VERSION = 1
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 MATRICES = ("qkv", "out", "gate_up", "down")
-NORMS = ("input_norm", "post_norm", "q_norm", "k_norm")
+NORMS = ("input_norm", "post_norm")
+HEAD_NORMS = ("q_norm", "k_norm")  # Qwen3 has them
 
 
 def decoder_geometry(config: ModelConfig) -> DecoderGeometry:
@@ -51,7 +53,13 @@ def decoder_geometry(config: ModelConfig) -> DecoderGeometry:
 def packed_weights(
     source: ModelSource, description: ModelDescription, kind: str, *, load_format: str, seed: int
 ) -> DecoderWeights:
-    """The weights of ``source`` as ``kind``: mapped from the cache, or loaded, packed and put there first."""
+    """The weights of ``source`` as ``kind``: mapped from the cache, or loaded, packed and put there first.
+
+    Where they cannot be put (a full disk, a cache that is read-only), they are kept in memory, with one line that says so.
+
+    Raises:
+        ModelError: the checkpoint cannot be read, or the packed file is damaged.
+    """
 
     def load() -> DecoderWeights:
         dtype = description.config.dtype if kind != "float32" else "float32"
@@ -59,11 +67,20 @@ def packed_weights(
 
     if load_format == "dummy" or description.directory is None:
         return load()
-    home = cache_directory() / "packed" / _key(description.directory)
-    path = home / f"{kind}.bin"
+    path = cache_directory() / "packed" / _key(description.directory) / f"{kind}.bin"
     if not path.is_file():
-        _pack_to(path, load)
-    return _from_tensors(map_tensors(path), kind)
+        unsaved = _pack_to(path, load)
+        if unsaved is not None:
+            return unsaved
+    tensors = map_tensors(path)
+    try:
+        weights = _from_tensors(tensors, kind, description.config.num_layers)
+        check_weights(decoder_geometry(description.config), weights)
+    except (KeyError, ValueError) as error:
+        raise ModelLoadError(
+            f"packed weights in {path} are not this model's: {error}; delete the file to have it made again"
+        ) from error
+    return weights
 
 
 def pack_module(module: CausalLM, kind: str) -> DecoderWeights:
@@ -114,15 +131,28 @@ def _key(directory: Path) -> str:
     return f"{directory.name}-{hashlib.sha256(os.fsencode(chr(10).join(parts))).hexdigest()[:20]}"
 
 
-def _pack_to(path: Path, load: Callable[[], DecoderWeights]) -> None:
+def _pack_to(path: Path, load: Callable[[], DecoderWeights]) -> DecoderWeights | None:
+    """Put packed weights at ``path``, unless another process just did. Returns them if they cannot be written."""
     waiting = f"another process is packing weights into {path}; waiting for it"
-    with exclusive(path.parent, on_wait=lambda: logger.info(waiting)):
-        if path.is_file():
-            return
-        logger.info("packing weights for the CPU kernels into %s (once)", path)
-        with partial_directory(path.parent) as scratch:
-            write_tensors(scratch / path.name, _to_tensors(load()))
-            publish(scratch / path.name, path)
+    weights = None
+    try:
+        with exclusive(path.parent, on_wait=lambda: logger.info(waiting)):
+            if path.is_file():
+                return None
+            logger.info("packing weights for the CPU kernels into %s (once)", path)
+            weights = load()
+            with partial_directory(path.parent) as scratch:
+                write_tensors(scratch / path.name, _to_tensors(weights))
+                publish(scratch / path.name, path)
+        return None
+    except OSError as error:
+        logger.warning(
+            "packed weights cannot be kept in %s (%s), so every start packs them again; set MINIVLLM_CACHE to a directory "
+            "that has room and can be written",
+            path.parent,
+            error,
+        )
+        return weights or load()
 
 
 def _to_tensors(weights: DecoderWeights) -> dict[str, Tensor]:
@@ -132,24 +162,26 @@ def _to_tensors(weights: DecoderWeights) -> dict[str, Tensor]:
         matrices["head"] = weights.head
     for index, layer in enumerate(weights.layers):
         matrices.update({f"{index}.{name}": getattr(layer, name) for name in MATRICES})
-        tensors.update({f"{index}.{name}": value for name in NORMS if (value := getattr(layer, name)) is not None})
+        tensors.update(
+            {f"{index}.{name}": value for name in (*NORMS, *HEAD_NORMS) if (value := getattr(layer, name)) is not None}
+        )
     for name, matrix in matrices.items():
         parts = {"data": matrix.data, "scale": matrix.scale, "bias": matrix.bias}
         tensors.update({f"{name}.{part}": value for part, value in parts.items() if value is not None})
     return tensors
 
 
-def _from_tensors(tensors: Mapping[str, Tensor], kind: str) -> DecoderWeights:
+def _from_tensors(tensors: Mapping[str, Tensor], kind: str, num_layers: int) -> DecoderWeights:
     def matrix(name: str, kind: str = kind) -> PackedMatrix:
         return PackedMatrix(kind, tensors[f"{name}.data"], tensors.get(f"{name}.scale"), tensors.get(f"{name}.bias"))
 
-    num_layers = sum(1 for name in tensors if name.endswith(".input_norm"))
     embedding = matrix("embedding", vocabulary_kind(kind))
     return DecoderWeights(
         layers=tuple(
             LayerWeights(
                 **{name: matrix(f"{index}.{name}") for name in MATRICES},  # type: ignore[arg-type]  # names and types by table
-                **{name: tensors.get(f"{index}.{name}") for name in NORMS},  # type: ignore[arg-type]
+                **{name: tensors[f"{index}.{name}"] for name in NORMS},  # type: ignore[arg-type]
+                **{name: tensors.get(f"{index}.{name}") for name in HEAD_NORMS},  # type: ignore[arg-type]
             )
             for index in range(num_layers)
         ),

@@ -5,6 +5,7 @@ speed on rows that straddle cache lines. Layout: a JSON header padded to 4 KiB, 
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         file.write(MAGIC + start.to_bytes(8, "little") + header.ljust(start - len(MAGIC) - 8))
         for name, tensor in tensors.items():
             file.seek(start + offsets[name])
-            tensor.view(torch.uint8).flatten().numpy().tofile(file)
+            # Not numpy's tofile: it says nothing when the last bytes find the disk full.
+            file.write(tensor.view(-1).view(torch.uint8).numpy().data)
         file.truncate(start + offset)
 
 
@@ -54,18 +56,15 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
         start = int.from_bytes(bytes(data[len(MAGIC) : len(MAGIC) + 8]), "little")
         entries = json.loads(bytes(data[len(MAGIC) + 8 : start]))
         whole = torch.from_numpy(data)
-        return {name: _view(whole, start, entry) for name, entry in entries.items()}
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        return {name: _view(whole, start, **entry) for name, entry in entries.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:  # whatever damage may look like
         raise ModelLoadError(f"cannot read packed weights from {path}: {error}; delete the file to have it made again") from error
 
 
-def _view(whole: Tensor, start: int, entry: Mapping[str, object]) -> Tensor:
-    dtype, shape, offset = DTYPES[str(entry["dtype"])], entry["shape"], entry["offset"]
-    assert isinstance(shape, list)
-    assert isinstance(offset, int)
-    size = dtype.itemsize
-    for extent in shape:
-        size *= extent
+def _view(whole: Tensor, start: int, *, dtype: str, shape: list[int], offset: int) -> Tensor:
+    if dtype not in DTYPES or offset < 0 or min(shape, default=0) < 0:
+        raise ValueError(f"its header speaks of {dtype} {shape} at {offset}")
+    size = math.prod(shape) * DTYPES[dtype].itemsize
     if start + offset + size > whole.numel():
         raise ValueError("the file is cut short")
-    return whole[start + offset : start + offset + size].view(dtype).view(shape)
+    return whole[start + offset : start + offset + size].view(DTYPES[dtype]).view(shape)

@@ -1,14 +1,17 @@
 """Tiny random decoders for the CPU kernels: the same weights as a torch module (the oracle) and as a packed decoder."""
 
 import ctypes
+import json
 import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from minivllm_kernels import AttentionMetadata
@@ -17,7 +20,7 @@ from minivllm_kernels.cpu.decoder import CpuDecoder, DecoderWeights
 from minivllm_plugin.models import architecture_class
 from minivllm_plugin.models.config import ModelConfig
 from minivllm_plugin.models.decoder import CausalLM
-from minivllm_plugin.models.layers import RotaryTable
+from minivllm_plugin.models.layers import RotaryTable, parameter_sources
 from minivllm_plugin.runner.cpu_weights import decoder_geometry, pack_module
 
 __all__ = [
@@ -32,6 +35,7 @@ __all__ = [
     "need_cpu_kernels",
     "random_tokens",
     "torch_logits",
+    "write_checkpoint",
 ]
 
 KINDS = ("float32", "bfloat16", "int8")
@@ -176,6 +180,39 @@ def torch_logits(module: CausalLM, tokens: Sequence[int]) -> Tensor:
     metadata = AttentionMetadata.build([len(tokens)], [len(tokens)], [[0]], len(tokens))
     hidden = module(torch.tensor(list(tokens)), torch.arange(len(tokens)), caches, metadata)
     return module.compute_logits(hidden)
+
+
+def write_checkpoint(module: CausalLM, directory: Path, *, dtype: torch.dtype = torch.float32, **fields: Any) -> Path:
+    """A directory as Hugging Face saves it, without a tokenizer; ``fields`` are added to config.json."""
+    tensors: dict[str, Tensor] = {}
+    for source in parameter_sources(module):
+        values = source.parameter.detach().to(dtype)
+        if not source.parts:
+            tensors[source.tensor] = values.contiguous()
+            continue
+        pieces = values.split([rows for _, rows in source.parts])
+        tensors.update({name: piece.clone() for (name, _), piece in zip(source.parts, pieces, strict=True)})
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, directory / "model.safetensors")
+    config = module.config
+    content = {
+        "architectures": [config.architecture],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "attention_bias": config.output_bias,
+        "mlp_bias": config.mlp_bias,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+    (directory / "config.json").write_text(json.dumps({**content, **fields}))
+    return directory
 
 
 def random_tokens(count: int, config: ModelConfig, seed: int = 0) -> list[int]:

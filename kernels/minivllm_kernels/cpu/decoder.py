@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from minivllm_kernels.cpu.library import Batch, Cache, Layer, Model, kernel_library
-from minivllm_kernels.cpu.packing import DTYPES, KINDS, PackedMatrix
+from minivllm_kernels.cpu.packing import DTYPES, KINDS, PackedMatrix, padded_shape
 
-__all__ = ["CpuDecoder", "DecoderGeometry", "DecoderWeights", "LayerWeights", "unsupported"]
+__all__ = ["CpuDecoder", "DecoderGeometry", "DecoderWeights", "LayerWeights", "check_weights", "unsupported"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,46 @@ def unsupported(geometry: DecoderGeometry, block_size: int, cache_kind: str) -> 
     return None
 
 
+def check_weights(geometry: DecoderGeometry, weights: DecoderWeights) -> None:
+    """Refuse weights that are not of this shape: the library would read beyond them.
+
+    Raises:
+        ValueError: naming the matrix or norm, its shape and what is wanted.
+    """
+    wide, kv = geometry.num_heads * geometry.head_dim, geometry.num_kv_heads * geometry.head_dim
+    hidden, inner, vocabulary = geometry.hidden_size, geometry.intermediate_size, geometry.vocab_size
+    shapes = {"qkv": (wide + 2 * kv, hidden), "out": (hidden, wide), "gate_up": (2 * inner, hidden), "down": (hidden, inner)}
+    norms = {"input_norm": hidden, "post_norm": hidden, "q_norm": geometry.head_dim, "k_norm": geometry.head_dim}
+    for name in ("embedding", "head"):
+        _check_matrix(name, getattr(weights, name), vocabulary, hidden)
+    _check_norm("final_norm", weights.final_norm, hidden)
+    for index, layer in enumerate(weights.layers):
+        for name, (channels, depth) in shapes.items():
+            _check_matrix(f"{name} of layer {index}", getattr(layer, name), channels, depth)
+        for name, size in norms.items():
+            _check_norm(f"{name} of layer {index}", getattr(layer, name), size)
+        if (layer.q_norm is None) != (layer.k_norm is None):
+            raise ValueError(f"layer {index} has one of q_norm and k_norm; both or neither are wanted")
+
+
+def _check_matrix(name: str, matrix: PackedMatrix, channels: int, depth: int) -> None:
+    wide, deep = padded_shape(matrix.kind, channels, depth)
+    numbers = wide * deep * 5 // 8 if matrix.kind == "int4" else wide * deep
+    fits = (
+        (matrix.channels, matrix.depth, matrix.data.numel()) == (wide, deep, numbers)
+        and matrix.data.dtype == DTYPES[matrix.kind]
+        and (matrix.scale is not None) == (matrix.kind == "int8")
+        and all((part.shape, part.dtype) == ((wide,), torch.float32) for part in (matrix.scale, matrix.bias) if part is not None)
+    )
+    if not fits:
+        raise ValueError(f"{name} is {matrix.kind} {list(matrix.data.shape)}, which is not {channels} x {depth} packed")
+
+
+def _check_norm(name: str, norm: Tensor | None, size: int) -> None:
+    if norm is not None and (norm.shape != (size,) or norm.dtype != torch.float32):
+        raise ValueError(f"{name} is {norm.dtype} {list(norm.shape)}; float32 [{size}] is wanted")
+
+
 class CpuDecoder:
     """Weights and cache, ready to run. One caller at a time.
 
@@ -97,6 +137,7 @@ class CpuDecoder:
         reason = unsupported(geometry, block_size, cache_kind)
         if reason is not None:
             raise ValueError(reason)
+        check_weights(geometry, weights)
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_size = block_size

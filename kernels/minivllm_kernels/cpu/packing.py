@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minivllm_kernels.cpu.library import PANEL, Matrix, kernel_library
 
-__all__ = ["KINDS", "PackedMatrix", "interleave_gate_up", "pack_matrix"]
+__all__ = ["KINDS", "PackedMatrix", "interleave_gate_up", "pack_matrix", "padded_shape"]
 
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.uint8, "int4": torch.uint8}
@@ -50,11 +50,17 @@ class PackedMatrix:
         return Matrix(self.data.data_ptr(), scale, bias, KINDS[self.kind], self.channels, self.depth, 0)
 
 
+def padded_shape(kind: str, channels: int, depth: int) -> tuple[int, int]:
+    """What ``[channels, depth]`` is rounded up to."""
+    multiple = {"int8": int(kernel_library().minivllm_group()), "int4": GROUP4}.get(kind, 16)
+    return -(-channels // PANEL) * PANEL, -(-depth // multiple) * multiple
+
+
 def pack_matrix(weight: Tensor, kind: str, bias: Tensor | None = None) -> PackedMatrix:
     """Pack ``weight [N, K]`` (any float dtype)."""
     channels, depth = weight.shape
-    multiple = {"int8": int(kernel_library().minivllm_group()), "int4": GROUP4}.get(kind, 16)
-    panels, full_depth = -(-channels // PANEL), -(-depth // multiple) * multiple
+    full_channels, full_depth = padded_shape(kind, channels, depth)
+    panels = full_channels // PANEL
     padded_bias = None
     if bias is not None:
         padded_bias = torch.zeros(panels * PANEL)
