@@ -3,32 +3,22 @@
 import json
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tiny_models import Driver, load_directory, reference_logits, reference_model
+from safetensors.torch import save_file
+from tiny_models import PLAIN_LLAMA, is_right, load_directory, reference_model, rewrite
 
 from minivllm_plugin.errors import ModelLoadError, UnsupportedModelError
 
-FIELDS = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "tie_word_embeddings": False,
-}
 INDEX = "model.safetensors.index.json"
-TOKENS = [5, 9, 11, 3, 60]
 
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    return reference_model("Llama", FIELDS)
+    return reference_model("Llama", PLAIN_LLAMA)
 
 
 @pytest.fixture
@@ -44,18 +34,6 @@ def sharded(reference: Any, tmp_path: Path) -> Path:
     reference.save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
     assert len(list((tmp_path / "sharded").glob("*.safetensors"))) >= 3
     return tmp_path / "sharded"
-
-
-def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], None], name: str = "model.safetensors") -> None:
-    """Change the tensors of one file."""
-    tensors = load_file(directory / name)
-    change(tensors)
-    save_file(tensors, directory / name, metadata={"format": "pt"})
-
-
-def is_right(directory: Path, reference: Any) -> bool:
-    logits = Driver(load_directory(directory)).run(TOKENS, [len(TOKENS)])
-    return torch.allclose(logits, reference_logits(reference, TOKENS), atol=1e-4)
 
 
 # Which files count
@@ -209,7 +187,7 @@ def test_extra_tensors_are_reported_once_and_known_ones_skipped(single: Path, re
 
 
 def test_a_head_beside_tied_embeddings_is_skipped(tmp_path: Path, caplog: Any) -> None:
-    tied = reference_model("Llama", FIELDS | {"tie_word_embeddings": True})
+    tied = reference_model("Llama", PLAIN_LLAMA | {"tie_word_embeddings": True})
     tied.save_pretrained(tmp_path)
     rewrite(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(97, 32)}))
     assert is_right(tmp_path, tied)

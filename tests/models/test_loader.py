@@ -2,34 +2,23 @@
 
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tiny_models import Driver, edit_config, load_directory, reference_logits, reference_model
+from safetensors.torch import load_file
+from tiny_models import PLAIN_LLAMA, SOME_TOKENS, Driver, edit_config, load_directory, reference_logits, reference_model, rewrite
 
 from minivllm_plugin.errors import ConfigError, ModelLoadError
 from minivllm_plugin.models import loader
 from minivllm_plugin.models.catalog import ModelSource, resolve
 from minivllm_plugin.models.loader import load_model
 
-FIELDS = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "tie_word_embeddings": False,
-}
-TOKENS = [5, 9, 11, 3, 60]
-
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    return reference_model("Llama", FIELDS)
+    return reference_model("Llama", PLAIN_LLAMA)
 
 
 @pytest.fixture
@@ -37,18 +26,6 @@ def single(reference: Any, tmp_path: Path) -> Path:
     """config.json and one model.safetensors."""
     reference.save_pretrained(tmp_path / "single")
     return tmp_path / "single"
-
-
-def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], None], name: str = "model.safetensors") -> None:
-    """Change the tensors of one file."""
-    tensors = load_file(directory / name)
-    change(tensors)
-    save_file(tensors, directory / name, metadata={"format": "pt"})
-
-
-def is_right(directory: Path, reference: Any) -> bool:
-    logits = Driver(load_directory(directory)).run(TOKENS, [len(TOKENS)])
-    return torch.allclose(logits, reference_logits(reference, TOKENS), atol=1e-4)
 
 
 # dtype, device, modes
@@ -86,8 +63,8 @@ def test_the_model_is_for_inference_and_owns_its_memory(single: Path, reference:
     assert not loaded.module.training
     assert not any(parameter.requires_grad for parameter in loaded.module.parameters())
     assert not any(parameter.is_meta for parameter in loaded.module.parameters())
-    logits = Driver(loaded).run(TOKENS, [len(TOKENS)])
-    torch.testing.assert_close(logits, reference_logits(reference, TOKENS), atol=1e-4, rtol=0)
+    logits = Driver(loaded).run(SOME_TOKENS, [len(SOME_TOKENS)])
+    torch.testing.assert_close(logits, reference_logits(reference, SOME_TOKENS), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("options", [{"dtype": "int8"}, {"device": "warp9"}, {"load_format": "pickle"}])
@@ -102,7 +79,7 @@ def test_max_positions_bounds_the_rotary_table_only(single: Path, reference: Any
     assert loaded.module.model.rotary.cos_sin.shape == (16, 16)
     assert loaded.config.max_position_embeddings == 128
     assert load_directory(single, max_positions=10**6).module.model.rotary.cos_sin.shape == (128, 16)
-    torch.testing.assert_close(Driver(loaded).run(TOKENS, [5]), reference_logits(reference, TOKENS), atol=1e-4, rtol=0)
+    torch.testing.assert_close(Driver(loaded).run(SOME_TOKENS, [5]), reference_logits(reference, SOME_TOKENS), atol=1e-4, rtol=0)
 
 
 # generation_config.json and tokenizer files
@@ -133,7 +110,7 @@ def test_the_directory_is_given_only_if_it_has_a_tokenizer(single: Path) -> None
 
 
 def dummy(seed: int = 0, **options: Any) -> dict[str, torch.Tensor]:
-    architecture = reference_model("Qwen3", FIELDS).config.to_dict() | {"architectures": ["Qwen3ForCausalLM"]}
+    architecture = reference_model("Qwen3", PLAIN_LLAMA).config.to_dict() | {"architectures": ["Qwen3ForCausalLM"]}
     loaded = load_model(ModelSource.from_architecture(architecture), load_format="dummy", seed=seed, **options)
     assert loaded.directory is None
     return dict(loaded.module.named_parameters())

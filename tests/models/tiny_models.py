@@ -2,12 +2,13 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minivllm_kernels import AttentionMetadata
@@ -174,3 +175,27 @@ def reference_logits(reference: Any, tokens: Sequence[int]) -> Tensor:
     with torch.inference_mode():
         logits: Tensor = reference(torch.tensor([list(tokens)])).logits[0]
     return logits
+
+
+PLAIN_LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "tie_word_embeddings": False,
+}
+SOME_TOKENS = [5, 9, 11, 3, 60]
+
+
+def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], None], name: str = "model.safetensors") -> None:
+    """Change the tensors of one file."""
+    tensors = load_file(directory / name)
+    change(tensors)
+    save_file(tensors, directory / name, metadata={"format": "pt"})
+
+
+def is_right(directory: Path, reference: Any) -> bool:
+    """Whether what the directory holds computes what the reference does."""
+    logits = Driver(load_directory(directory)).run(SOME_TOKENS, [len(SOME_TOKENS)])
+    return torch.allclose(logits, reference_logits(reference, SOME_TOKENS), atol=1e-4)
