@@ -93,6 +93,7 @@ def run_in_a_forked_child(tokens: list[int], expected: Tensor, inherited: CpuDri
     """The exit code; None if it had to be killed."""
 
     def child() -> None:
+        torch.set_num_threads(1)  # torch's own pool does not survive a fork, and would be waited for
         assert torch.equal(inherited.run(tokens), expected)
         fresh = CpuDriver(inherited.config, inherited.weights, threads=3)
         assert torch.isfinite(fresh.run(tokens)).all()

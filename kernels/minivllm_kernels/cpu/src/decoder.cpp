@@ -3,6 +3,7 @@
 // Covers the Llama family: RMSNorm before attention and MLP, rotary positions (NeoX), grouped-query attention with optional
 // biases (Qwen2) and per-head q/k norms (Qwen3), SwiGLU. All threads walk through the layers together, with a barrier between
 // stages. Rows are tokens of all sequences, side by side; every stage treats a row by itself, so results do not depend on company.
+#include <chrono>
 #include <memory>
 #include <new>
 #include <system_error>
@@ -59,6 +60,8 @@ static int64_t argmax_row(const float *x, int size) {
   return 0;
 }
 
+using Clock = std::chrono::steady_clock;
+
 class Decoder {
  public:
   explicit Decoder(const Model &model) : m_(model), geometry_{model.heads, model.kv_heads, model.head_dim, model.block_size, model.cache_kind} {
@@ -69,11 +72,14 @@ class Decoder {
 
   void run(const Batch &batch) {
     prepare(batch);
-    pool.run(m_.threads, [&](int id) {
+    const auto begin = Clock::now();
+    waited_ = {};
+    pool.run(threads_, [&](int id) {
       embed(batch, id);
       for (int i = 0; i < m_.num_layers; i++) layer(batch, layers_[i], &counters_[5 * i], id);
       if (batch.sampled) head(batch, &counters_[5 * m_.num_layers], id);
     });
+    adapt(Clock::now() - begin);
   }
 
  private:
@@ -123,13 +129,35 @@ class Decoder {
   }
 
   Rows rows() { return {floats_.data(), bytes_.data(), scales_.data(), fixes_.data()}; }
-  void sync() { pool.barrier.wait(); }
+  void sync(int id) {
+    if (id) return pool.barrier.wait();
+    const auto begin = Clock::now();
+    pool.barrier.wait();
+    waited_ += Clock::now() - begin;
+  }
+
+  // Where other programs want the cores, threads wait for one that is not running, at every barrier: fewer threads are then
+  // faster. The number is halved after a few steps of mostly waiting and tried again later, less and less often.
+  void adapt(Clock::duration took) {
+    patience_ = waited_ * 5 > took * 2 ? patience_ - 1 : PATIENCE;
+    if (patience_ == 0 && threads_ > 1) {
+      threads_ /= 2;
+      patience_ = PATIENCE;
+      pause_ = std::min(pause_ * 2, 512);
+      until_next_try_ = pause_;
+    } else if (threads_ < m_.threads && --until_next_try_ == 0) {
+      threads_ = std::min(m_.threads, threads_ * 2);
+      until_next_try_ = pause_;
+    } else if (threads_ == m_.threads && patience_ == PATIENCE && pause_ > 16 && ++good_steps_ % 64 == 0) {
+      pause_ /= 2;
+    }
+  }
 
   void put(const Matrix &w, size_t row, const float *x, int size) { put_row((Kind)w.kind, rows(), row, x, size, w.depth); }
 
   void embed(const Batch &b, int id) {
     const Matrix &w = m_.embedding;
-    Share mine(b.tokens, id, m_.threads);
+    Share mine(b.tokens, id, threads_);
     for (int r = mine.begin; r < mine.end; r++) {
       const int token = b.token_ids[r], lane = token % PANEL;
       const size_t at = (size_t)(token / PANEL) * PANEL * w.depth;
@@ -149,29 +177,29 @@ class Decoder {
         for (int k = 0; k < m_.hidden; k++) x[k] = p[(size_t)k * PANEL];
       }
     }
-    sync();
+    sync(id);
   }
 
   void normalize(const Batch &b, const float *weight, const Matrix &into, int id) {
     float *room = rooms_[id].data();
-    Share mine(b.tokens, id, m_.threads);
+    Share mine(b.tokens, id, threads_);
     for (int r = mine.begin; r < mine.end; r++) {
       rms_norm_row(x_.data() + (size_t)r * m_.hidden, weight, m_.hidden, m_.eps, room);
       put(into, r, room, m_.hidden);
     }
-    sync();
+    sync(id);
   }
 
-  void linear(const Batch &b, const Matrix &w, float *y, size_t stride, Epilogue end, std::atomic<int> &next) {
-    multiply(rows(), b.tokens, w, y, stride, end, m_.threads, next);
-    sync();
+  void linear(const Batch &b, const Matrix &w, float *y, size_t stride, Epilogue end, std::atomic<int> &next, int id) {
+    multiply(rows(), b.tokens, w, y, stride, end, threads_, next);
+    sync(id);
   }
 
   void rotate_and_store(const Batch &b, const Layer &l, int id) {
     const int D = m_.head_dim, heads = m_.heads + m_.kv_heads, width = l.qkv.channels;
     const float q_scale = LOG2E / std::sqrt((float)D);
     float *room = rooms_[id].data();
-    Share mine(b.tokens * heads, id, m_.threads);
+    Share mine(b.tokens * heads, id, threads_);
     for (int i = mine.begin; i < mine.end; i++) {
       const int row = i / heads, h = i % heads, position = position_[row];
       float *x = qkv_.data() + (size_t)row * width + h * D;
@@ -189,14 +217,14 @@ class Decoder {
       const int block = b.tables[(size_t)sequence_[row] * b.table_width + position / m_.block_size];
       store_token(geometry_, l.cache, block, kv, position % m_.block_size, turned, x + m_.kv_heads * D);
     }
-    sync();
+    sync(id);
   }
 
   template <class E>
   void attend_all(const Batch &b, const Layer &l, std::atomic<int> &next, int id) {
     const int D = m_.head_dim, G = geometry_.group(), width = l.qkv.channels;
     float *room = rooms_[id].data();
-    Share mine((int)tasks_.size(), id, m_.threads);
+    Share mine((int)tasks_.size(), id, threads_);
     for (int i = mine.begin; i < mine.end; i++) {
       const Task &t = tasks_[i];
       const int s = sequence_[t.row];
@@ -212,47 +240,47 @@ class Decoder {
                      b.seq_lens[t.sequence] - b.query_lens[t.sequence], t.first, t.last, qkv_.data() + row * width, width,
                      attended_.data() + row * m_.heads * D, (size_t)m_.heads * D, room);
     }
-    sync();
-    Share singles((int)single_.size(), id, m_.threads);
+    sync(id);
+    Share singles((int)single_.size(), id, threads_);
     for (int i = singles.begin; i < singles.end; i++)
       for (int h = 0; h < m_.kv_heads; h++) {
         const int first = first_task_[i * m_.kv_heads + h], chunks = first_task_[i * m_.kv_heads + h + 1] - first;
         decode_combine(geometry_, parts_.data() + (size_t)first * G * (D + 2), chunks,
                        attended_.data() + (size_t)single_[i] * m_.heads * D + h * G * D, room);
       }
-    sync();
+    sync(id);
   }
 
   void quantize(const Batch &b, const float *x, int size, const Matrix &into, int id) {
-    Share mine(b.tokens, id, m_.threads);
+    Share mine(b.tokens, id, threads_);
     for (int r = mine.begin; r < mine.end; r++) put(into, r, x + (size_t)r * size, size);
-    sync();
+    sync(id);
   }
 
   void layer(const Batch &b, const Layer &l, std::atomic<int> *next, int id) {
     normalize(b, l.input_norm, l.qkv, id);
-    linear(b, l.qkv, qkv_.data(), l.qkv.channels, STORE, next[0]);
+    linear(b, l.qkv, qkv_.data(), l.qkv.channels, STORE, next[0], id);
     rotate_and_store(b, l, id);
     if (m_.cache_kind == INT8) attend_all<int8_t>(b, l, next[1], id);
     else if (m_.cache_kind == BFLOAT16) attend_all<BF16>(b, l, next[1], id);
     else attend_all<float>(b, l, next[1], id);
     quantize(b, attended_.data(), m_.heads * m_.head_dim, l.out, id);
-    linear(b, l.out, x_.data(), m_.hidden, ADD, next[2]);
+    linear(b, l.out, x_.data(), m_.hidden, ADD, next[2], id);
     normalize(b, l.post_norm, l.gate_up, id);
-    linear(b, l.gate_up, activated_.data(), m_.intermediate, SILU_MUL, next[3]);
+    linear(b, l.gate_up, activated_.data(), m_.intermediate, SILU_MUL, next[3], id);
     quantize(b, activated_.data(), m_.intermediate, l.down, id);
-    linear(b, l.down, x_.data(), m_.hidden, ADD, next[4]);
+    linear(b, l.down, x_.data(), m_.hidden, ADD, next[4], id);
   }
 
   void head(const Batch &b, std::atomic<int> *next, int id) {
     float *room = rooms_[id].data();
-    Share mine(b.sampled, id, m_.threads);
+    Share mine(b.sampled, id, threads_);
     for (int r = mine.begin; r < mine.end; r++) {
       rms_norm_row(x_.data() + (size_t)b.last_rows[r] * m_.hidden, m_.final_norm, m_.hidden, m_.eps, room);
       put(m_.head, r, room, m_.hidden);
     }
-    sync();
-    multiply(rows(), b.sampled, m_.head, b.logits, m_.head.channels, STORE, m_.threads, *next);
+    sync(id);
+    multiply(rows(), b.sampled, m_.head, b.logits, m_.head.channels, STORE, threads_, *next);
   }
 
   Model m_;
@@ -268,6 +296,11 @@ class Decoder {
   std::vector<Tile> tiles_;                // prompts
   std::vector<int> start_;                 // first row of each sequence
   std::unique_ptr<std::atomic<int>[]> counters_;
+
+  static constexpr int PATIENCE = 3;
+  int threads_ = m_.threads;  // at the moment, of those that were asked for
+  Clock::duration waited_{};  // of thread 0 in this step, at barriers
+  int patience_ = PATIENCE, pause_ = 16, until_next_try_ = 0, good_steps_ = 0;
 };
 
 extern "C" {

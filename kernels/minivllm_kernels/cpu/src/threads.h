@@ -29,6 +29,7 @@ static inline void spin_until(F &&done) {
 class Barrier {
  public:
   void resize(int n) { size_ = n; }
+  int size() const { return size_; }
   void wait() {
     if (size_ == 1) return;
     uint32_t round = round_.load(std::memory_order_relaxed);
@@ -58,22 +59,22 @@ class Pool {
   void run(int n, const F &job) {
     std::lock_guard<std::mutex> only(mutex_);
     start(n);
-    size_ = n;
     barrier.resize(n);
+    if (n == 1) return job(0);
     function_ = [](void *context, int thread) { (*(const F *)context)(thread); };
     context_ = (void *)&job;
-    if (n == 1) return job(0);
     done_.store(0, std::memory_order_relaxed);
-    generation_.fetch_add(1, std::memory_order_seq_cst);
+    generation_.store(((generation_.load(std::memory_order_relaxed) >> SIZE_BITS) + 1) << SIZE_BITS | (uint32_t)n, std::memory_order_seq_cst);
     if (sleeping_.load(std::memory_order_seq_cst)) generation_.notify_all();
     job(0);
-    spin_until([&] { return done_.load(std::memory_order_acquire) == (uint32_t)started_; });
+    spin_until([&] { return done_.load(std::memory_order_acquire) == (uint32_t)n - 1; });
   }
 
   Barrier barrier;
 
  private:
   static constexpr int SPINS = 4000;
+  static constexpr int SIZE_BITS = 10;
 
   static void renew();
 
@@ -96,8 +97,11 @@ class Pool {
         sleeping_.fetch_sub(1, std::memory_order_seq_cst);
         k = 0;
       }
-      seen++;
-      if (id < size_) function_(context_, id);
+      // The number of the job and how many threads it wants are one word: a worker that overslept a job without it takes up
+      // the newest, and nobody waits for one that is not wanted.
+      seen = generation_.load(std::memory_order_acquire);
+      if (id >= (int)(seen & ((1u << SIZE_BITS) - 1))) continue;
+      function_(context_, id);
       done_.fetch_add(1, std::memory_order_release);
     }
   }
@@ -107,7 +111,7 @@ class Pool {
   alignas(64) std::atomic<uint32_t> sleeping_{0};
   void (*function_)(void *, int) = nullptr;
   void *context_ = nullptr;
-  int started_ = 0, size_ = 1;
+  int started_ = 0;
   std::mutex mutex_;
 };
 
