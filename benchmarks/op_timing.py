@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from minivllm_plugin.bench.report import Report, median
+from minivllm_plugin.bench.report import Report, check_writable, median
 from minivllm_plugin.bench.table import show_report
+from minivllm_plugin.errors import ConfigError
 
-__all__ = ["finish", "parser", "seconds_of"]
+__all__ = ["finish", "parser", "report_path", "seconds_of"]
 
 LEAST_CALLS = 5
 
@@ -32,8 +33,18 @@ def parser(text: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--threads", type=int, default=torch.get_num_threads())
     made.add_argument("--seconds", type=float, default=0.3, help="spent on each figure")
-    made.add_argument("--json", type=Path, help="write the report here")
+    made.add_argument("--json", type=report_path, help="write the report here")
     return made
+
+
+def report_path(text: str) -> Path:
+    """Of an option; what cannot be written is refused before minutes of measuring, not after."""
+    path = Path(text)
+    try:
+        check_writable(path)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return path
 
 
 def finish(name: str, title: str, options: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from op_timing import report_path
 from peer_files import SCRIPTS, gguf_file, safetensors_directory
 
 from minivllm_plugin.bench.report import Report, median, significant
@@ -231,7 +232,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the report here")
+    parser.add_argument("--json", type=report_path, help="write the report here")
     options = parser.parse_args(arguments)
     options.exact, options.quantized = options.exact or ["bfloat16"], options.quantized or ["int8"]
     return options

@@ -11,11 +11,11 @@ import hashlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from pydoc_data import topics
 from typing import Any
 
 import torch
+from op_timing import report_path
 
 from minivllm_kernels.cpu.build import build_library
 from minivllm_kernels.cpu.decoder import CpuDecoder
@@ -131,7 +131,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cache", action="append", choices=CACHES, help="may be repeated; default: all")
     parser.add_argument("--group", action="append", type=int, choices=(32, 64), help="activations per scale of int8; default 64")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
-    parser.add_argument("--json", type=Path, help="write the report here")
+    parser.add_argument("--json", type=report_path, help="write the report here")
     options = parser.parse_args(arguments)
     options.weights, options.cache = options.weights or list(KINDS), options.cache or list(CACHES)
     options.group = options.group or [64]

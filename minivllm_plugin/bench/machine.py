@@ -14,7 +14,7 @@ FLAGS = ("avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "am
 
 
 def describe_machine() -> dict[str, Any]:
-    """CPU model and features, usable cores, memory in bytes, system, and how busy the machine was just now."""
+    """CPU model and features, usable cores, memory in bytes, system, and load averages (the measurement itself included)."""
     model, flags = _cpu()
     return {
         "cpu": model,

@@ -105,6 +105,16 @@ def test_seconds_of_is_a_median_of_at_least_five(script: Script) -> None:
     assert len(calls) == 6
 
 
+@pytest.mark.parametrize("name", ["perplexity", "peers", "bench_linear", "bench_decoder", "bench_machine"])
+def test_a_place_that_cannot_be_written_is_refused_first(
+    script: Script, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        script(name).main(["--json", str(tmp_path / "missing" / "r.json")])
+    assert caught.value.code == 2
+    assert "its directory must exist" in capsys.readouterr().err
+
+
 @pytest.fixture
 def peers(script: Script) -> Any:
     return script("peers")
