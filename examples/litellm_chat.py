@@ -50,4 +50,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (litellm.APIError, litellm.BadRequestError, litellm.NotFoundError, litellm.ServiceUnavailableError) as error:
+        raise SystemExit(f"{type(error).__name__}: {error.message}") from None

@@ -88,7 +88,7 @@ def _set_options(name: str, options: dict[str, Any]) -> None:
     """Needs the lock."""
     future = _engines.get(name)
     if future is not None and not _replaceable(future) and options != _options.get(name, {}):
-        raise ConfigError(f"{name!r} is loaded with other options already; close({name!r}) first")
+        raise ConfigError(f"{name!r} is loaded with other options already; call minivllm_plugin.registry.close({name!r}) first")
     _options[name] = dict(options)
 
 

@@ -6,7 +6,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export LITELLM_LOCAL_MODEL_COST_MAP="${LITELLM_LOCAL_MODEL_COST_MAP:-True}" # no price list from the network
 export GRADIO_ANALYTICS_ENABLED="${GRADIO_ANALYTICS_ENABLED:-False}"
-export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}" # nothing here needs the hub; HF_HUB_OFFLINE=0 allows it
 
 venv_python=.venv/bin/python
 stamp_file=.venv/.setup-stamp

@@ -113,16 +113,28 @@ def _memory() -> str:
 def _kernels(device: str) -> Section:
     import minivllm_kernels
     from minivllm_kernels.dispatch import KernelUnavailableError
+    from minivllm_kernels.dispatch import why_not as backend_why_not
 
     try:
         choices = minivllm_kernels.explain(device)
     except KernelUnavailableError as error:
         return {"error": str(error)}
     rows: Section = {}
+    if device == "cpu":
+        missing = backend_why_not("cpu", device)
+        rows["whole steps of Llama, Qwen2, Qwen3"] = (
+            f"reference  (not cpu: {missing})" if missing else f"cpu, compiled ({_isa()})"
+        )
     for choice in choices:
         why_not = "; ".join(f"not {name}: {reason}" for name, reason in choice.passed_over)
         rows[choice.op] = choice.backend + (f"  ({why_not})" if why_not else "")
     return rows
+
+
+def _isa() -> str:
+    from minivllm_kernels.cpu.library import kernel_library
+
+    return str(kernel_library().minivllm_isa().decode())
 
 
 def _cache() -> Section:

@@ -52,14 +52,14 @@ def check_request(token_ids: SequenceABC[int], params: SamplingParams, limits: L
     if room < 1:
         raise ContextWindowExceededError(
             f"the prompt has {len(token_ids)} tokens; the context window is {limits.max_model_len} and one token must be left "
-            "for the answer. Shorten the prompt or start the engine with a larger max_model_len or KV pool"
+            "for the answer. Shorten the prompt, or, if the model allows more, start with a larger max_model_len and pool"
         )
     wanted = max(params.max_tokens or 0, params.min_tokens)
     if wanted > room:
         raise ContextWindowExceededError(
             f"the prompt has {len(token_ids)} tokens and {wanted} more are asked for; the context window is "
             f"{limits.max_model_len}, which leaves {room}. Lower max_tokens to {room} (None means: as many as fit), shorten the "
-            "prompt, or start the engine with a larger max_model_len or KV pool"
+            "prompt, or, if the model allows more, start with a larger max_model_len and pool"
         )
 
 

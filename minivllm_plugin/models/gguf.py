@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm_plugin.errors import ModelLoadError
+from minivllm_plugin.models.progress import announce
 
 __all__ = ["VERSION", "convert"]
 
@@ -73,7 +74,7 @@ def _write(gguf_path: Path, directory: Path) -> None:
     from minivllm_plugin.models.gguf_tokenizer import read_tokenizer
     from minivllm_plugin.models.gguf_weights import plan_conversion, write_safetensors
 
-    logger.info("converting %s (once)", gguf_path)
+    announce(f"converting {gguf_path.name} (once) ...", enabled=True)
     file = GGUFFile(gguf_path)
     config = hf_config(file)
     plan = plan_conversion(file, config)

@@ -20,6 +20,7 @@ from minivllm_plugin.models.catalog import ModelSource
 from minivllm_plugin.models.config import ModelConfig
 from minivllm_plugin.models.decoder import CausalLM, DecoderLayer
 from minivllm_plugin.models.loader import ModelDescription, load_model
+from minivllm_plugin.models.progress import announce
 from minivllm_plugin.models.qwen3 import Qwen3Attention
 from minivllm_plugin.models.storage import cache_directory, exclusive, partial_directory, publish
 from minivllm_plugin.runner.tensor_file import map_tensors, write_tensors
@@ -139,7 +140,7 @@ def _pack_to(path: Path, load: Callable[[], DecoderWeights]) -> DecoderWeights |
         with exclusive(path.parent, on_wait=lambda: logger.info(waiting)):
             if path.is_file():
                 return None
-            logger.info("packing weights for the CPU kernels into %s (once)", path)
+            announce(f"packing {path.stem} weights for the CPU kernels (once) ...", enabled=True)
             weights = load()
             with partial_directory(path.parent) as scratch:
                 write_tensors(scratch / path.name, _to_tensors(weights))

@@ -25,7 +25,7 @@ def run_all(jobs: Sequence[Callable[[], RequestStream]], *, progress: bool) -> l
     running: deque[RequestStream] = deque()
     outputs: list[RequestOutput] = []
     tokens = 0
-    with _bar(progress) as bar:
+    with _bar(progress and bool(jobs)) as bar:
         task = bar.add_task("", total=len(jobs), speed="")
         started = time.monotonic()
         try:

@@ -4,7 +4,6 @@ Owns the pairing of a service with its tokenizer and the forms in which prompts 
 check; the engine thread computes.
 """
 
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,9 +20,16 @@ from minivllm_plugin.serving.detokenizer import Detokenizer
 from minivllm_plugin.serving.loading import Loaded, load
 from minivllm_plugin.serving.outbox import Outbox
 from minivllm_plugin.serving.outputs import RequestOutput
-from minivllm_plugin.serving.prompts import Prompt, TokenizedPrompt, as_prompt_list, one_for_each, tokenize_prompt
+from minivllm_plugin.serving.prompts import (
+    Prompt,
+    TokenizedPrompt,
+    as_prompt_list,
+    check_queueing,
+    one_for_each,
+    tokenize_prompt,
+)
 from minivllm_plugin.serving.service import EngineService, Request
-from minivllm_plugin.serving.stream import RequestStream
+from minivllm_plugin.serving.stream import RequestStream, deadline_after
 from minivllm_plugin.serving.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
@@ -63,7 +69,11 @@ class LLM:
 
         self.config = config
         self._service = EngineService(build, name=config.model, max_unfinished=config.max_num_sequences + config.max_queue_size)
-        self._service.wait_started()
+        try:
+            self._service.wait_started()
+        except BaseException:  # KeyboardInterrupt: what is being loaded must not stay
+            self._service.close_soon()
+            raise
         self._loaded = loaded[0]
         weakref.finalize(self, self._service.close_soon)
 
@@ -159,10 +169,8 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several; always a list. None for ``sampling_params`` runs until the model ends."""
-        several = bool(messages) and isinstance(messages[0], Sequence) and not isinstance(messages[0], str)
-        conversations: Any = messages if several else [messages]
         options = _template_options(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
-        rendered = [TokenizedPrompt(self._render(conversation, options)) for conversation in conversations]
+        rendered = [TokenizedPrompt(self._render(conversation, options)) for conversation in _conversations(messages)]
         params = one_for_each(sampling_params, len(rendered), self.default_sampling_params())
         return self._run_all(rendered, params, use_tqdm)
 
@@ -220,6 +228,8 @@ class LLM:
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step; its reader sees reason ``abort``. Unknown ids are ignored."""
+        if not isinstance(request_id, str):
+            raise InvalidRequestError(f"request_id must be a string, got {request_id!r:.100}")
         self._service.abort(request_id)
 
     def close(self) -> None:
@@ -250,13 +260,16 @@ class LLM:
     ) -> RequestStream:
         if params.stop and self.tokenizer is None:
             raise InvalidRequestError(f"stop={params.stop!r} needs a tokenizer, and this model has none; use stop_token_ids")
-        if timeout is not None and not timeout > 0:
+        deadline = None if timeout is None else deadline_after(timeout)
+        if timeout is not None and timeout <= 0:
             raise InvalidRequestError(f"timeout={timeout} must be greater than 0 seconds, or None")
+        salt = cache_salt if cache_salt is not None else prompt.cache_salt
+        check_queueing(request_id, priority, salt)
         check_request(prompt.token_ids, params, self._loaded.limits)
         identity = request_id if request_id is not None else self._service.next_request_id()
         service = self._service
-        outbox = Outbox(on_lost_reader=lambda: service.abort(identity))
-        deadline = None if timeout is None else time.monotonic() + timeout
+        outbox = Outbox(on_lost_reader=lambda: service.abort_request(request))
+        request = Request(identity, prompt.token_ids, params, outbox, priority, salt, deadline)
         # The stream exists before the request is queued, so that nothing can be queued that nobody can abort.
         stream = RequestStream(
             request_id=identity,
@@ -267,9 +280,8 @@ class LLM:
             deadline=deadline,
             has_stop_strings=bool(params.stop),
         )
-        salt = cache_salt if cache_salt is not None else prompt.cache_salt
-        service.submit(Request(identity, prompt.token_ids, params, outbox, priority, salt, deadline))
-        stream.arm(service.abort)
+        service.submit(request)
+        stream.arm(lambda: self._service.abort_request(request))  # holds the LLM, which else might be collected, and close
         return stream
 
     def _run_all(self, prompts: list[TokenizedPrompt], params: list[SamplingParams], progress: bool) -> list[RequestOutput]:
@@ -279,12 +291,21 @@ class LLM:
         return batch.run_all(jobs, progress=progress)
 
 
+def _conversations(messages: object) -> list[Any]:
+    """The conversations of :meth:`LLM.chat`, one or several; what is neither goes on, to be refused by its name."""
+    if isinstance(messages, Sequence) and messages and isinstance(messages[0], Sequence) and not isinstance(messages[0], str):
+        return list(messages)
+    return [messages]
+
+
 def _template_options(
     tools: Sequence[Mapping[str, Any]] | None,
     add_generation_prompt: bool,
     continue_final_message: bool,
     chat_template_kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
+    if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
+        raise InvalidRequestError(f"chat_template_kwargs must be a dictionary, got {chat_template_kwargs!r:.100}")
     return {
         "tools": tools,
         "add_generation_prompt": add_generation_prompt,

@@ -42,11 +42,11 @@ def load(config: EngineConfig) -> tuple[LLMEngine, Loaded]:
         ConfigError: a setting does not go with the model.
         ModelError: the model cannot be had.
     """
+    source = resolve(config.model, revision=config.revision)  # before torch: a misspelt name should not cost its import
     from minivllm_plugin.models.loader import describe_model
     from minivllm_plugin.runner.backends import build_backend
 
     device = _device(config.device)
-    source = resolve(config.model, revision=config.revision)
     description = describe_model(source, load_format=config.load_format)
     model = description.config
     _check_window(config, model.max_position_embeddings)

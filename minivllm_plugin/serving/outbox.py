@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minivllm_plugin.engine.llm_engine import RequestProgress
+from minivllm_plugin.errors import InvalidRequestError
 from minivllm_plugin.serving.outputs import RequestMetrics
 
 __all__ = ["Ended", "Failed", "Item", "Outbox"]
@@ -93,27 +94,41 @@ class Outbox:
         self._items.appendleft(item)
 
     def wait(self, timeout: float | None, *, for_end: bool = False) -> list[Item]:
-        """Block until there is something, with ``for_end`` the last thing, and take it all; at most ``timeout`` seconds."""
+        """Block until there is something, with ``for_end`` the last thing, and take it all; at most ``timeout`` seconds.
+
+        Raises:
+            InvalidRequestError: somebody else is waiting; one of the two would never hear of the end.
+        """
         ready = threading.Event()
-        self._bell = _Bell(ready.set, for_end)
+        bell = self._hang(_Bell(ready.set, for_end))
         try:
             if self._nothing_worth_waking(for_end):
                 ready.wait(timeout)
         finally:
-            self._bell = None
+            self._take_down(bell)
         return self.take()
 
     async def wait_async(self, *, for_end: bool = False) -> list[Item]:
         """The same for a coroutine; cancellation leaves the outbox as it is. Timeouts are the caller's."""
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
-        self._bell = _Bell(lambda: loop.call_soon_threadsafe(ready.set), for_end)
+        bell = self._hang(_Bell(lambda: loop.call_soon_threadsafe(ready.set), for_end))
         try:
             if self._nothing_worth_waking(for_end):
                 await ready.wait()
         finally:
-            self._bell = None
+            self._take_down(bell)
         return self.take()
+
+    def _hang(self, bell: _Bell) -> _Bell:
+        if self._bell is not None:
+            raise InvalidRequestError("another thread or task is reading this stream; it has one reader at a time")
+        self._bell = bell
+        return bell
+
+    def _take_down(self, bell: _Bell) -> None:
+        if self._bell is bell:  # not that of a reader who came after one whose event loop was stopped in mid-wait
+            self._bell = None
 
     def _nothing_worth_waking(self, for_end: bool) -> bool:
         # Looked at after the bell is hung, so an item that came before is seen here and one that comes later rings.

@@ -8,7 +8,7 @@ from minivllm_plugin.errors import InvalidRequestError
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.serving.tokenizer import Tokenizer
 
-__all__ = ["Prompt", "TokenizedPrompt", "as_prompt_list", "one_for_each", "tokenize_prompt"]
+__all__ = ["Prompt", "TokenizedPrompt", "as_prompt_list", "check_queueing", "one_for_each", "tokenize_prompt"]
 
 # Text, token ids, or vLLM's dictionaries: {"prompt": text} or {"prompt_token_ids": ids}, either with "cache_salt".
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -68,6 +68,16 @@ def one_for_each(
     raise InvalidRequestError(f"sampling_params must be a SamplingParams or a list of them, got {params!r:.80}")
 
 
+def check_queueing(request_id: object, priority: object, cache_salt: object) -> None:
+    """Raise InvalidRequestError unless the engine can queue a request under these; None stands for what is not given."""
+    if request_id is not None and not isinstance(request_id, str):
+        raise InvalidRequestError(f"request_id must be a string or None, got {request_id!r:.100}")
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise InvalidRequestError(f"priority must be an integer (smaller runs first), got {priority!r:.100}")
+    if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+        raise InvalidRequestError(f"cache_salt must be a non-empty string, got {cache_salt!r:.100}")
+
+
 def _from_dictionary(prompt: Mapping[str, Any], tokenizer: Tokenizer | None) -> TokenizedPrompt:
     unknown = sorted(set(prompt) - DICTIONARY_KEYS)
     if unknown:
@@ -75,8 +85,7 @@ def _from_dictionary(prompt: Mapping[str, Any], tokenizer: Tokenizer | None) -> 
             f"unknown key {unknown[0]!r} in a prompt dictionary; known are {', '.join(sorted(DICTIONARY_KEYS))}"
         )
     salt = prompt.get("cache_salt")
-    if salt is not None and (not isinstance(salt, str) or not salt):
-        raise InvalidRequestError(f"cache_salt must be a non-empty string, got {salt!r}")
+    check_queueing(None, 0, salt)
     content = [prompt[key] for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None]
     if not content or isinstance(content[0], Mapping):
         raise InvalidRequestError("a prompt dictionary needs 'prompt' (text) or 'prompt_token_ids'")

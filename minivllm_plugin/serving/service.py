@@ -27,6 +27,7 @@ from minivllm_plugin.errors import (
     EngineError,
     InvalidRequestError,
     MinivllmError,
+    ModelLoadError,
     QueueFullError,
     RequestFailedError,
     RequestTimeoutError,
@@ -56,6 +57,14 @@ class Request:
     deadline: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    """``request``: only this one, for its id may have ended and been taken again; None: whoever has the id."""
+
+    request_id: str
+    request: Request | None = None
+
+
 @dataclass(slots=True)
 class _Live:
     """What the engine thread remembers of a request between steps."""
@@ -82,11 +91,11 @@ class EngineService:
         self.name = name
         self._build: Callable[[], LLMEngine] | None = build
         self._max_unfinished = max_unfinished
-        self._inbox: queue.SimpleQueue[Request | str | None] = queue.SimpleQueue()  # a request, an id to abort, None to close
+        self._inbox: queue.SimpleQueue[Request | _Abort | None] = queue.SimpleQueue()  # None: close
         self._state: State = "starting"
         self._cause: BaseException | None = None
         self._snapshot: EngineSnapshot | None = None
-        self._ids = (f"request-{number}" for number in itertools.count())
+        self._numbers = itertools.count()  # not a generator: those refuse to be advanced by two threads at once
         self._accepted: set[str] = set()
         # Guards state and accepted ids, so that a request is either in the inbox before the end of the engine, and failed
         # by it, or refused. Held for a few instructions.
@@ -104,21 +113,21 @@ class EngineService:
         """True while requests are served."""
         return self._state == "serving" and self._thread.is_alive() and os.getpid() == self._pid
 
-    @property
-    def num_unfinished(self) -> int:
-        return len(self._accepted)
-
     def wait_started(self) -> None:
         """Block until the engine is built; raise what building it raised."""
         self._started.wait()
         if self._cause is not None:
             if isinstance(self._cause, MinivllmError):
                 raise self._cause
+            if isinstance(self._cause, OSError):
+                raise ModelLoadError(
+                    f"{self.name!r} cannot be loaded: {self._cause}; is MINIVLLM_CACHE a writable directory?"
+                ) from self._cause
             raise EngineDeadError(f"engine {self.name!r} could not start: {self._cause!r}") from self._cause
 
     def next_request_id(self) -> str:
-        """An id that this service has not given before."""
-        return next(self._ids)
+        """An id that this service has not given before, and that no unfinished request was given by its caller."""
+        return next(name for number in self._numbers if (name := f"request-{number}") not in self._accepted)
 
     def submit(self, request: Request) -> None:
         """Queue a checked request.
@@ -143,7 +152,11 @@ class EngineService:
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step, in whatever state it is. Never blocks, takes no lock, ignores unknown ids."""
-        self._inbox.put(request_id)
+        self._inbox.put(_Abort(request_id))
+
+    def abort_request(self, request: Request) -> None:
+        """:meth:`abort` for the one who submitted it: a later request with the same id is left alone."""
+        self._inbox.put(_Abort(request.request_id, request))
 
     def snapshot(self) -> EngineSnapshot:
         """The state after a recent step: at most 50 ms old while busy, current while idle."""
@@ -187,23 +200,27 @@ class EngineService:
     def _main(self) -> None:
         live: dict[str, _Live] = {}
         try:
-            assert self._build is not None
-            engine = self._build()
-            self._build = None
-            self._snapshot = take_snapshot(engine.scheduler)
-            self._state = "serving"
-            self._started.set()
-            self._serve(engine, live)
+            self._build_and_serve(live)
             self._end("closed", lambda: EngineClosedError(f"engine {self.name!r} was closed"), live)
         except BaseException as error:  # whatever it was, waiters must hear of it
             if self._state == "serving":
                 logger.exception("engine %r died", self.name)
-            traceback.clear_frames(error.__traceback__)  # they hold weights and KV cache
+            _clear_frames(error)
             self._cause = error
             self._end("dead", self._died, live)
         finally:
             self._build = None
             self._started.set()
+
+    def _build_and_serve(self, live: dict[str, _Live]) -> None:
+        # A function of its own: when it is left by an exception, its frame can be cleared, and the engine goes with it.
+        assert self._build is not None
+        engine = self._build()
+        self._build = None
+        self._snapshot = take_snapshot(engine.scheduler)
+        self._state = "serving"
+        self._started.set()
+        self._serve(engine, live)
 
     def _serve(self, engine: LLMEngine, live: dict[str, _Live]) -> None:
         published = 0.0
@@ -230,7 +247,7 @@ class EngineService:
                 return True
             if message is None:
                 return False
-            if isinstance(message, str):
+            if isinstance(message, _Abort):
                 self._abort(engine, live, message)
             else:
                 self._add(engine, live, message)
@@ -250,11 +267,11 @@ class EngineService:
             return
         live[request.request_id] = _Live(request, sequence)
 
-    def _abort(self, engine: LLMEngine, live: dict[str, _Live], request_id: str) -> None:
-        entry = live.get(request_id)
-        if entry is not None:
-            engine.abort(request_id)
-            self._finish(live, RequestProgress(request_id, None, "abort", None))
+    def _abort(self, engine: LLMEngine, live: dict[str, _Live], message: _Abort) -> None:
+        entry = live.get(message.request_id)
+        if entry is not None and message.request in (None, entry.request):
+            engine.abort(message.request_id)
+            self._finish(live, RequestProgress(message.request_id, None, "abort", None))
 
     def _deliver(self, engine: LLMEngine, live: dict[str, _Live], output: StepOutput, started: float) -> None:
         step = engine.scheduler.num_steps
@@ -313,7 +330,16 @@ class EngineService:
                 message.outbox.put(Failed(error()))
 
 
-def _stop_thread(inbox: "queue.SimpleQueue[Request | str | None]", thread: threading.Thread) -> None:
+def _clear_frames(error: BaseException | None) -> None:
+    """Let go of the variables that an exception's traceback keeps: here they are weights and KV cache."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _stop_thread(inbox: "queue.SimpleQueue[Request | _Abort | None]", thread: threading.Thread) -> None:
     """At interpreter exit, or when the service is collected: tensors must not be in use while Python is taken down."""
     inbox.put(None)
     if threading.current_thread() is not thread:

@@ -8,22 +8,30 @@ engine's inbox, without waiting.
 """
 
 import asyncio
+import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from minivllm_plugin.engine.sequence import FinishReason
-from minivllm_plugin.errors import MinivllmError, RequestAbortedError, RequestFailedError, RequestTimeoutError
+from minivllm_plugin.errors import (
+    InvalidRequestError,
+    MinivllmError,
+    RequestAbortedError,
+    RequestFailedError,
+    RequestTimeoutError,
+)
 from minivllm_plugin.serving.detokenizer import Detokenizer
 from minivllm_plugin.serving.outbox import Ended, Failed, Item, Outbox
 from minivllm_plugin.serving.outputs import CompletionOutput, RequestOutput, StreamDelta
 
-__all__ = ["RequestStream"]
+__all__ = ["RequestStream", "deadline_after"]
 
 
 class RequestStream:
-    """The handle of one submitted request. One consumer at a time, a thread or a coroutine.
+    """The handle of one submitted request. One consumer at a time, a thread or a coroutine; it keeps its LLM open.
 
     Iterating yields :class:`StreamDelta`; the last one carries ``finish_reason``. An aborted request ends with reason
     ``abort``; a failed one raises.
@@ -32,6 +40,7 @@ class RequestStream:
         RequestTimeoutError: the deadline passed.
         RequestFailedError: this request failed.
         EngineDeadError, EngineClosedError: the engine went away.
+        InvalidRequestError: another thread or task is reading; its stream goes on.
     """
 
     def __init__(
@@ -50,7 +59,7 @@ class RequestStream:
         self.prompt_token_ids = prompt_token_ids
         self._detokenizer = detokenizer
         self._outbox = outbox
-        self._abort: Callable[[str], None] = _not_queued
+        self._abort: Callable[[], None] = _not_queued
         self._deadline = deadline
         self._has_stop_strings = has_stop_strings
         self._token_ids: list[int] = []
@@ -58,7 +67,7 @@ class RequestStream:
         self._stop_reason: str | int | None = None
         self._error: Exception | None = None
 
-    def arm(self, abort: Callable[[str], None]) -> None:
+    def arm(self, abort: Callable[[], None]) -> None:
         """From now on leaving aborts: the request is queued."""
         self._abort = abort
 
@@ -98,6 +107,8 @@ class RequestStream:
         while not self.finished:
             try:
                 delta = self._digest(self._outbox.take() or self._outbox.wait(self._remaining()))
+            except InvalidRequestError:  # somebody else reads, and goes on
+                raise
             except BaseException:  # KeyboardInterrupt while waiting, too
                 self.close()
                 raise
@@ -119,6 +130,8 @@ class RequestStream:
         try:
             while not self.finished:
                 self._digest(self._outbox.wait(self._remaining(), for_end=not self._has_stop_strings))
+        except InvalidRequestError:  # somebody else reads, and goes on
+            raise
         except BaseException:
             self.close()
             raise
@@ -128,7 +141,7 @@ class RequestStream:
         """Abort if it has not ended. Never blocks; harmless when repeated, from any thread."""
         if not self.finished:
             self._finish_reason = "abort"
-            self._abort(self.request_id)
+            self._abort()
 
     def __enter__(self) -> Self:
         return self
@@ -160,6 +173,10 @@ class RequestStream:
             self._digest(await self._wait_async(for_end=not self._has_stop_strings))
         return self._result()
 
+    def __await__(self) -> Generator[Any, None, RequestOutput]:
+        """``await stream`` is ``await stream.aresult()``."""
+        return self.aresult().__await__()
+
     async def aclose(self) -> None:
         """:meth:`close`, for ``async with`` and generators."""
         self.close()
@@ -178,6 +195,8 @@ class RequestStream:
                 return await self._outbox.wait_async(for_end=for_end)
         except TimeoutError:
             return []  # _digest says what that means
+        except InvalidRequestError:  # somebody else reads, and goes on
+            raise
         except BaseException:  # CancelledError above all
             self.close()
             raise
@@ -222,7 +241,7 @@ class RequestStream:
             self._stop_reason = fed.stop_reason
             self._finish_reason = "stop"
             if ended is None:
-                self._abort(self.request_id)
+                self._abort()
         else:
             self._token_ids += tokens
             if ended is not None:
@@ -247,11 +266,24 @@ class RequestStream:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def _shorten_deadline(self, timeout: float) -> None:
-        wanted = time.monotonic() + timeout
-        self._deadline = wanted if self._deadline is None else min(self._deadline, wanted)
+        wanted = deadline_after(timeout)
+        known = [deadline for deadline in (self._deadline, wanted) if deadline is not None]
+        self._deadline = min(known, default=None)
 
 
-def _not_queued(request_id: str) -> None:
+def deadline_after(timeout: float) -> float | None:
+    """The moment ``timeout`` seconds from now on ``time.monotonic()``'s clock; None when no clock reaches that far.
+
+    Raises:
+        InvalidRequestError: not a number, or NaN.
+    """
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or (isinstance(timeout, float) and math.isnan(timeout)):
+        raise InvalidRequestError(f"timeout must be a number of seconds or None, got {timeout!r}")
+    # The standard library's waits take no more than this; infinity, too, means no limit.
+    return None if timeout > threading.TIMEOUT_MAX else time.monotonic() + timeout
+
+
+def _not_queued() -> None:
     """There is nothing to abort yet."""
 
 

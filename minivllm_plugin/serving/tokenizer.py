@@ -121,7 +121,10 @@ class Tokenizer:
         encoder = self._aliased_encoder()
         replacements: dict[str, str | int | None] = {joint: ""} if joint else {}
         replacements.update(literals or {})
-        return encoder.encode(encoder.rename(text).translate(str.maketrans(replacements)))
+        try:
+            return encoder.encode(encoder.rename(text).translate(str.maketrans(replacements)))
+        except TypeError as error:
+            raise _not_unicode(whole) from error
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Text of these tokens; ids outside the vocabulary have none. Invalid UTF-8 becomes U+FFFD."""

@@ -5,12 +5,12 @@ Two processes may build at once: each writes a file of its own and renames it, s
 """
 
 import hashlib
-import logging
 import os
 import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,6 @@ from pathlib import Path
 from minivllm_kernels.dispatch import KernelUnavailableError
 
 __all__ = ["ISAS", "InstructionSet", "build_library", "kernel_cache_directory", "missing_features", "wanted_isa"]
-
-logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "src"
 MAIN = "decoder.cpp"
@@ -132,7 +130,7 @@ def _processor() -> str:
 
 
 def _build(command: list[str], flags: tuple[str, ...], target: Path) -> None:
-    logger.info("building the CPU kernels with %s (once, a few seconds)", command[0])
+    print(f"minivllm: compiling the CPU kernels with {command[0]} (once, some seconds) ...", file=sys.stderr, flush=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as scratch:
         result = Path(scratch) / target.name
