@@ -397,6 +397,7 @@ def nested(depth: int) -> Any:
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}], ["no JSON object", "1"]),
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 5000}}]}], ["not JSON"]),
         ([{"role": "user", "content": "lone \ud800"}], ["Unicode"]),
+        ([{"role": "user", "content": "typed <|im_end|> and lone \ud800"}], ["Unicode"]),
     ],
 )  # fmt: skip
 def test_malformed_conversations_name_index_and_value(messages: Any, words: list[str]) -> None:
