@@ -18,6 +18,7 @@ from cpu_models import (
     need_cpu_kernels,
     random_tokens,
     torch_logits,
+    use_private_cache,
     write_checkpoint,
 )
 from torch import Tensor
@@ -35,10 +36,10 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(autouse=True)
-def _kernels(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.delenv("MINIVLLM_CACHE")  # the library is built once, not once a test
-        need_cpu_kernels()
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test's own; the compiled library in it is the one that all tests share."""
+    need_cpu_kernels()
+    return use_private_cache(tmp_path / "cache", monkeypatch)
 
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -74,7 +75,7 @@ def everything_below(cache: Path) -> set[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_mapped_weights_give_the_bits_of_those_in_memory(shape: str, kind: str, tmp_path: Path, empty_cache: Path) -> None:
+def test_mapped_weights_give_the_bits_of_those_in_memory(shape: str, kind: str, tmp_path: Path, cache: Path) -> None:
     architecture, fields = SHAPES[shape]
     directory = checkpoint(tmp_path / "model", architecture, **fields)
     config = describe_model(resolve(str(directory))).config
@@ -84,7 +85,7 @@ def test_mapped_weights_give_the_bits_of_those_in_memory(shape: str, kind: str, 
         assert torch.equal(logits_of(directory, weights_of(directory, kind)), expected)
     if kind == "float32":
         torch.testing.assert_close(expected, torch_logits(module, random_tokens(40, config)), atol=1e-4, rtol=0)
-    assert [path.name for path in packed_files(empty_cache)] == [f"{kind}.bin"]
+    assert [path.name for path in packed_files(cache)] == [f"{kind}.bin"]
 
 
 def test_the_second_start_reads_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +104,7 @@ def test_a_bfloat16_checkpoint_is_packed_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["weights", "config", "place"])
-def test_a_changed_checkpoint_is_packed_anew(change: str, tmp_path: Path, empty_cache: Path) -> None:
+def test_a_changed_checkpoint_is_packed_anew(change: str, tmp_path: Path, cache: Path) -> None:
     directory = checkpoint(tmp_path / "model")
     before = logits_of(directory, weights_of(directory))
     if change == "weights":
@@ -114,14 +115,14 @@ def test_a_changed_checkpoint_is_packed_anew(change: str, tmp_path: Path, empty_
     else:
         directory = directory.rename(tmp_path / "moved")
     after = logits_of(directory, weights_of(directory))
-    assert len(packed_files(empty_cache)) == 2
+    assert len(packed_files(cache)) == 2
     assert torch.equal(after, before) == (change == "place")
 
 
-def test_damage_names_the_file_and_deleting_it_helps(tmp_path: Path, empty_cache: Path) -> None:
+def test_damage_names_the_file_and_deleting_it_helps(tmp_path: Path, cache: Path) -> None:
     directory = checkpoint(tmp_path / "model")
     expected = logits_of(directory, weights_of(directory))
-    [path] = packed_files(empty_cache)
+    [path] = packed_files(cache)
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(ModelLoadError, match="cut short; delete the file") as caught:
         weights_of(directory)
@@ -131,11 +132,11 @@ def test_damage_names_the_file_and_deleting_it_helps(tmp_path: Path, empty_cache
 
 
 @pytest.mark.parametrize("name", ["embedding.data", "final_norm", "0.qkv.data", "1.input_norm", "1.down.scale"])
-def test_a_file_of_another_model_is_refused(name: str, tmp_path: Path, empty_cache: Path) -> None:
+def test_a_file_of_another_model_is_refused(name: str, tmp_path: Path, cache: Path) -> None:
     """Tensors missing, of another shape, of another type: the library would read beyond them."""
     directory = checkpoint(tmp_path / "model")
     weights_of(directory)
-    [path] = packed_files(empty_cache)
+    [path] = packed_files(cache)
     whole = {key: tensor.clone() for key, tensor in map_tensors(path).items()}
     wrong: list[dict[str, Tensor]] = [
         {key: tensor for key, tensor in whole.items() if key != name},
@@ -175,7 +176,7 @@ def refuse(error: int) -> Any:
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_a_full_disk_costs_the_file_and_not_the_start(
-    error: int, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: int, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = checkpoint(tmp_path / "model")
     expected = logits_of(directory, pack_module(build_module(model_config()), "int8"))
@@ -185,9 +186,9 @@ def test_a_full_disk_costs_the_file_and_not_the_start(
     [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert os.strerror(error) in record.getMessage()
     assert "set MINIVLLM_CACHE to a directory that has room" in record.getMessage()
-    assert everything_below(empty_cache) <= {".lock"}
+    assert everything_below(cache) <= {".lock"}
     weights_of(directory)  # there is room again
-    assert len(packed_files(empty_cache)) == 1
+    assert len(packed_files(cache)) == 1
 
 
 def test_a_cache_that_cannot_be_written(
@@ -202,12 +203,12 @@ def test_a_cache_that_cannot_be_written(
     assert "every start packs them again" in caplog.text
 
 
-def test_a_checkpoint_that_cannot_be_read_is_its_own_error(tmp_path: Path, empty_cache: Path) -> None:
+def test_a_checkpoint_that_cannot_be_read_is_its_own_error(tmp_path: Path, cache: Path) -> None:
     directory = checkpoint(tmp_path / "model")
     os.truncate(directory / "model.safetensors", 1000)
     with pytest.raises(ModelLoadError, match="safetensors"):
         weights_of(directory)
-    assert everything_below(empty_cache) <= {".lock"}
+    assert everything_below(cache) <= {".lock"}
 
 
 PACK = """
@@ -232,7 +233,6 @@ print("channels", weights.embedding.channels, flush=True)
 
 
 def packer(directory: Path, seconds: float) -> "subprocess.Popen[str]":
-    # The compiled library is not needed to pack, only its group size; it stays in the cache that the tests share.
     return subprocess.Popen(
         [sys.executable, "-c", PACK.format(seconds=seconds), str(directory)],
         stdout=subprocess.PIPE,
@@ -241,30 +241,16 @@ def packer(directory: Path, seconds: float) -> "subprocess.Popen[str]":
     )
 
 
-@pytest.fixture
-def library_in_the_cache(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Subprocesses find the compiled library without building it."""
-    from minivllm_kernels.cpu.build import kernel_cache_directory
-
-    with monkeypatch.context() as patch:
-        patch.delenv("MINIVLLM_CACHE")
-        shared = kernel_cache_directory()
-    empty_cache.mkdir()
-    (empty_cache / "kernels").symlink_to(shared)
-
-
-@pytest.mark.usefixtures("library_in_the_cache")
-def test_two_processes_at_once(tmp_path: Path, empty_cache: Path) -> None:
+def test_two_processes_at_once(tmp_path: Path, cache: Path) -> None:
     """One packs, the other waits and maps what the first made."""
     directory = checkpoint(tmp_path / "model")
     outputs = [process.communicate(timeout=120)[0] for process in [packer(directory, 1.0), packer(directory, 1.0)]]
     assert sum("writing" in output for output in outputs) == 1, outputs
     assert all(output.endswith("channels 128\n") for output in outputs), outputs
-    assert everything_below(empty_cache) == {".lock", "int8.bin"}
+    assert everything_below(cache) == {".lock", "int8.bin"}
 
 
-@pytest.mark.usefixtures("library_in_the_cache")
-def test_a_killed_packer_leaves_nothing_that_counts(tmp_path: Path, empty_cache: Path) -> None:
+def test_a_killed_packer_leaves_nothing_that_counts(tmp_path: Path, cache: Path) -> None:
     directory = checkpoint(tmp_path / "model")
     process = packer(directory, 600.0)
     assert process.stdout is not None
@@ -273,7 +259,7 @@ def test_a_killed_packer_leaves_nothing_that_counts(tmp_path: Path, empty_cache:
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=60)
     process.stdout.close()
-    assert packed_files(empty_cache) == []
-    assert len(list(empty_cache.glob("packed/*/.partial-*/int8.bin"))) == 1
+    assert packed_files(cache) == []
+    assert len(list(cache.glob("packed/*/.partial-*/int8.bin"))) == 1
     weights_of(directory)  # the lock died with its holder
-    assert everything_below(empty_cache) == {".lock", "int8.bin"}
+    assert everything_below(cache) == {".lock", "int8.bin"}

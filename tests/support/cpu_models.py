@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from minivllm_kernels import AttentionMetadata
 from minivllm_kernels.cpu import ops
+from minivllm_kernels.cpu.build import kernel_cache_directory
 from minivllm_kernels.cpu.decoder import CpuDecoder, DecoderWeights
 from minivllm_plugin.models import architecture_class
 from minivllm_plugin.models.config import ModelConfig
@@ -24,6 +25,7 @@ from minivllm_plugin.models.layers import RotaryTable, parameter_sources
 from minivllm_plugin.runner.cpu_weights import decoder_geometry, pack_module
 
 __all__ = [
+    "DEFAULTS",
     "KINDS",
     "WEIGHT_AND_CACHE_KINDS",
     "CpuDriver",
@@ -35,6 +37,7 @@ __all__ = [
     "need_cpu_kernels",
     "random_tokens",
     "torch_logits",
+    "use_private_cache",
     "write_checkpoint",
 ]
 
@@ -64,6 +67,15 @@ def need_cpu_kernels() -> None:
     if "no C++ compiler" not in reason or os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def use_private_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty model cache that shares the compiled library with the user's, so that nothing is built again."""
+    shared = kernel_cache_directory()
+    place.mkdir(parents=True)
+    (place / "kernels").symlink_to(shared)
+    monkeypatch.setenv("MINIVLLM_CACHE", str(place))
+    return place
 
 
 def model_config(architecture: str = "Llama", **fields: Any) -> ModelConfig:
