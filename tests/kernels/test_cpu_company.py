@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from cpu_models import (
-    KINDS,
     WEIGHT_AND_CACHE_KINDS,
+    WEIGHT_KINDS,
     CpuDriver,
     Request,
     build_module,
@@ -41,7 +41,7 @@ def make_case(architecture: str, **fields: Any) -> Case:
     module = build_module(config)
     module.model.embed_tokens.weight[POISON] = torch.nan
     tokens = {length: [token % POISON for token in random_tokens(length, config, seed=length)] for length in LENGTHS}
-    return config, {kind: pack_module(module, kind) for kind in KINDS}, tokens
+    return config, {kind: pack_module(module, kind) for kind in WEIGHT_KINDS}, tokens
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_any_company_any_cuts_any_history(case: Case, weights: str, cache: str) 
             assert torch.equal(clean(logits), expected[length]), length
 
 
-@pytest.mark.parametrize(("weights", "cache"), [("float32", "float32"), ("int8", "bfloat16"), ("int8", "int8")])
+@pytest.mark.parametrize(("weights", "cache"), [("float32", "float32"), ("int8", "bfloat16"), ("int4", "int8")])
 def test_groups_of_heads_that_strips_and_tiles_do_not_divide(weights: str, cache: str) -> None:
     """Seven query heads a KV head, head size 80, every bias: rows are looked at six at a time, prompts in tiles of 13 tokens."""
     sizes = {"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 80, "hidden_size": 96}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from cpu_models import (
-    KINDS,
+    CACHE_KINDS,
     CpuDriver,
     build_module,
     driver_for,
@@ -102,7 +102,7 @@ def test_last_rows_are_the_rows_that_were_asked_for(model: Any) -> None:
         check(logits, expected[request.length][-1:])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CACHE_KINDS)
 def test_a_step_that_samples_nothing(kind: str) -> None:
     """A piece of a prompt: keys and values are stored, no logits are computed."""
     config = model_config()
@@ -134,6 +134,7 @@ def test_reduced_kinds_stay_close() -> None:
     assert error("bfloat16", "float32") < 0.02
     assert error("int8", "float32") < 0.1
     assert error("int8", "int8") < 0.12
+    assert error("int4", "float32") < 0.5
 
 
 def test_a_bfloat16_checkpoint_is_computed_exactly_in_bfloat16() -> None:
@@ -143,7 +144,7 @@ def test_a_bfloat16_checkpoint_is_computed_exactly_in_bfloat16() -> None:
     assert torch.equal(driver_for(module, "bfloat16").run(tokens), driver_for(module, "float32").run(tokens))
 
 
-@pytest.mark.parametrize("cache_kind", KINDS)
+@pytest.mark.parametrize("cache_kind", CACHE_KINDS)
 def test_offsets_beyond_two_to_the_31(cache_kind: str) -> None:
     """Block ids far out in a pool that nobody wrote to: its memory is not there until it is touched."""
     config = model_config("Qwen3", hidden_size=64, num_hidden_layers=1, **heads(8, 8, 256))

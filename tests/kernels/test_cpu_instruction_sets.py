@@ -62,7 +62,7 @@ def digests(isa: str, compiler: str, directory: Path, *runner: str) -> tuple[str
     subprocess.run([*command, f"-Wl,-rpath,{library.parent}", "-o", str(program)], check=True, timeout=300)
     printed = subprocess.run([*runner, str(program)], capture_output=True, text=True, check=True, timeout=300).stdout
     first, *lines = printed.splitlines()
-    return first.removeprefix("isa "), dict(tuple(line.rsplit(" ", 1)) for line in lines)
+    return first.removeprefix("isa "), {line[:-17]: line[-16:] for line in lines}
 
 
 @pytest.fixture(scope="module")

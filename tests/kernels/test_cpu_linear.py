@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from cpu_models import KINDS, need_cpu_kernels
+from cpu_models import CACHE_KINDS, WEIGHT_KINDS, need_cpu_kernels
 from torch import Tensor
 
 from minivllm_kernels.cpu.library import kernel_library
@@ -103,7 +103,7 @@ def _alone(kind: str) -> tuple[PackedMatrix, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("rows", ROW_COUNTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WEIGHT_KINDS)
 def test_a_row_alone_equals_the_row_in_any_batch_bitwise(kind: str, rows: int) -> None:
     packed, x, alone = _alone(kind)
     for first in {0, 1, 100, len(x) - rows}:
@@ -111,7 +111,7 @@ def test_a_row_alone_equals_the_row_in_any_batch_bitwise(kind: str, rows: int) -
             assert torch.equal(multiply(packed, x[first : first + rows]), alone[first : first + rows])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WEIGHT_KINDS)
 def test_threads_and_padding_change_nothing(kind: str) -> None:
     packed, x, alone = _alone(kind)
     for threads in (1, 2, 3, 5):
@@ -119,7 +119,7 @@ def test_threads_and_padding_change_nothing(kind: str) -> None:
     assert not multiply(packed, x[:3])[:, 97:].any()  # channels that do not exist
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WEIGHT_KINDS)
 def test_residual_and_gated_endings(kind: str) -> None:
     weight, x = random(160, 200), random(13, 200, seed=1)
     packed = pack_matrix(weight, kind)
@@ -143,7 +143,7 @@ def test_silu_at_its_ends() -> None:
     torch.testing.assert_close(out.double(), torch.nn.functional.silu(torch.tensor(gates).double()), rtol=1e-6, atol=1e-36)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WEIGHT_KINDS)
 def test_zero_rows_and_dead_channels_give_the_bias(kind: str) -> None:
     weight, bias = random(40, 130), random(40, seed=1)
     weight[3] = 0.0
@@ -158,9 +158,9 @@ def test_zero_rows_and_dead_channels_give_the_bias(kind: str) -> None:
 
 
 @pytest.mark.parametrize("magnitude", [3e37, 1e30, 1e-30, 2e-36, 1e-37, 1e-39, 1.4e-45])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CACHE_KINDS)
 def test_magnitudes(kind: str, magnitude: float) -> None:
-    """Finite and right up to what a float holds; below 1e-36 int8 takes a group for zeros."""
+    """Finite and right up to what a float holds; below 1e-36 int8 takes a group for zeros. int4 has half floats for scales."""
     weight, x = random(40, 130) * 0.1, random(6, 130, seed=1).clamp(-2, 2) * magnitude
     packed = pack_matrix(weight, kind)
     out = multiply(packed, x)[:, :40]
@@ -175,7 +175,7 @@ def test_magnitudes(kind: str, magnitude: float) -> None:
 def test_magnitudes_of_weights(magnitude: float) -> None:
     weight, x = random(40, 130).clamp(-2, 2) * magnitude, random(6, 130, seed=1)
     weight[:, 7] = 0.0
-    for kind in KINDS:
+    for kind in CACHE_KINDS:
         out = multiply(pack_matrix(weight, kind), x)[:, :40].double()
         assert torch.isfinite(out).all()
         expected = x.double() @ weight.double().T
@@ -186,7 +186,7 @@ def test_magnitudes_of_weights(magnitude: float) -> None:
 
 def test_a_bad_weight_spoils_its_channel_and_no_other() -> None:
     weight, x = random(40, 130), random(6, 130, seed=1)
-    for kind in KINDS:
+    for kind in WEIGHT_KINDS:
         clean = multiply(pack_matrix(weight, kind), x)
         for bad in (torch.nan, torch.inf):
             spoilt = weight.clone()
@@ -198,7 +198,7 @@ def test_a_bad_weight_spoils_its_channel_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WEIGHT_KINDS)
 def test_a_bad_value_spoils_its_row_and_no_other(kind: str, bad: float) -> None:
     weight, x = random(97, 200), random(13, 200, seed=1)
     packed = pack_matrix(weight, kind)

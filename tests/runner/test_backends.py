@@ -149,7 +149,7 @@ def test_no_compiler_means_torch_with_one_line(
     assert "plain torch computes instead" in line
     for option in ("quantization", "kv_cache_dtype"):
         with pytest.raises(ConfigError, match=rf"{option}='int8'.*no C\+\+ compiler"):
-            backend_of(**{option: "int8"})
+            backend_of(None, **{option: "int8"})
 
 
 @pytest.mark.parametrize("cause", ["no compiler", "failing build", "unknown instruction set", "nowhere to write"])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from cpu_models import (
+    WEIGHT_KINDS,
     CpuDriver,
     build_module,
     model_config,
@@ -31,7 +32,6 @@ from minivllm_plugin.runner import cpu_weights
 from minivllm_plugin.runner.cpu_weights import decoder_geometry, pack_module, packed_weights
 from minivllm_plugin.runner.tensor_file import map_tensors, write_tensors
 
-KINDS = ("float32", "bfloat16", "int8", "int4")
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
@@ -73,7 +73,7 @@ def everything_below(cache: Path) -> set[str]:
     return {path.name for path in cache.glob("packed/*/*")}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WEIGHT_KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_mapped_weights_give_the_bits_of_those_in_memory(shape: str, kind: str, tmp_path: Path, cache: Path) -> None:
     architecture, fields = SHAPES[shape]

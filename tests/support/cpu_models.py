@@ -25,9 +25,10 @@ from minivllm_plugin.models.layers import RotaryTable, parameter_sources
 from minivllm_plugin.runner.cpu_weights import decoder_geometry, pack_module
 
 __all__ = [
+    "CACHE_KINDS",
     "DEFAULTS",
-    "KINDS",
     "WEIGHT_AND_CACHE_KINDS",
+    "WEIGHT_KINDS",
     "CpuDriver",
     "Request",
     "build_module",
@@ -41,8 +42,9 @@ __all__ = [
     "write_checkpoint",
 ]
 
-KINDS = ("float32", "bfloat16", "int8")
-WEIGHT_AND_CACHE_KINDS = [(weights, cache) for weights in KINDS for cache in KINDS]
+CACHE_KINDS = ("float32", "bfloat16", "int8")
+WEIGHT_KINDS = (*CACHE_KINDS, "int4")
+WEIGHT_AND_CACHE_KINDS = [(weights, cache) for weights in WEIGHT_KINDS for cache in CACHE_KINDS]
 
 # Small, and multiples of as little as the kernels allow.
 DEFAULTS = {
@@ -165,7 +167,7 @@ class CpuDriver:
         logits = self.decoder.forward(
             tokens, counts, [request.length for request, _ in work], [request.table for request, _ in work], last_rows
         )
-        return list(logits.split(counts if rows == "all" else [1] * len(counts)))
+        return list(torch.split(logits, counts if rows == "all" else [1] * len(counts)))
 
     def run(self, tokens: Sequence[int], chunks: Sequence[int] | None = None) -> Tensor:
         """Logits of every token of one sequence, alone, fed in chunks of these sizes; its blocks are given back."""
@@ -202,7 +204,7 @@ def write_checkpoint(module: CausalLM, directory: Path, *, dtype: torch.dtype = 
         if not source.parts:
             tensors[source.tensor] = values.contiguous()
             continue
-        pieces = values.split([rows for _, rows in source.parts])
+        pieces = torch.split(values, [rows for _, rows in source.parts])
         tensors.update({name: piece.clone() for (name, _), piece in zip(source.parts, pieces, strict=True)})
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / "model.safetensors")
