@@ -7,14 +7,18 @@ Shapes: ``T`` tokens of all sequences of a batch side by side, ``B`` sequences, 
 ``D`` head size. KV caches are ``[num_blocks, block_size, K, D]``.
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from minivllm_kernels.dispatch import explain, implementation
+from minivllm_kernels.draws import TokenDraw
 from minivllm_kernels.metadata import AttentionMetadata
 
 __all__ = [
     "OPS",
     "AttentionMetadata",
+    "TokenDraw",
     "add_rms_norm",
     "argmax",
     "attention",
@@ -23,11 +27,12 @@ __all__ = [
     "linear",
     "rms_norm",
     "rotary",
+    "sample",
     "silu_and_mul",
     "store_kv",
 ]
 
-OPS = ("embedding", "linear", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "store_kv", "attention", "argmax")
+OPS = ("embedding", "linear", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "store_kv", "attention", "argmax", "sample")
 
 
 def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
@@ -88,3 +93,13 @@ def argmax(logits: Tensor) -> Tensor:
     """Index of the largest value of each row of ``[S, V]`` -> ``[S]`` int64; the lowest index wins a tie."""
     result: Tensor = implementation("argmax", logits.device.type)(logits)
     return result
+
+
+def sample(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
+    """Draw one token of each row of float32 ``logits [S, V]``, finite or -inf, as ``draws`` (S of them) say -> ``[S]`` int64.
+
+    The steps are vLLM's: temperature, min_p, top_k, top_p, then the token at ``uniform`` in the cumulative distribution over
+    what is left, in the order of token ids. The most likely token always stays; of equals the lower ids.
+    """
+    tokens: Tensor = implementation("sample", logits.device.type)(logits, draws)
+    return tokens

@@ -4,10 +4,13 @@ Rows of one sequence never depend on the others in the batch. Slots that were ne
 cache may hold anything, NaN included.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minivllm_kernels.draws import TokenDraw
 from minivllm_kernels.metadata import AttentionMetadata
 
 __all__ = [
@@ -18,12 +21,15 @@ __all__ = [
     "linear",
     "rms_norm",
     "rotary",
+    "sample",
     "silu_and_mul",
     "store_kv",
 ]
 
 # Decode rows are gathered into one padded tensor until this many bytes of keys; longer batches go in groups.
 GATHER_LIMIT_BYTES = 64 * 2**20
+# Tokens below this share of the most likely one are looked at only when the others do not reach top_p.
+NUCLEUS_FLOOR = 1e-3
 
 
 def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
@@ -131,3 +137,47 @@ def _group(
     mask = positions.unsqueeze(1) <= query_positions.unsqueeze(2)
     rows = torch.tensor([starts[b] + i for b in members for i in range(new)], device=device)
     return rows, slots, mask.unsqueeze(1)
+
+
+def sample(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
+    return torch.stack([_draw(row, draw) for row, draw in zip(logits, draws, strict=True)])
+
+
+def _draw(logits: Tensor, draw: TokenDraw) -> Tensor:
+    # The peak is taken off first, so that dividing by a small temperature cannot overflow.
+    probabilities = torch.softmax((logits - logits.max()) / draw.temperature, dim=-1)
+    cumulative = filter_probabilities(probabilities, draw).double().cumsum(0)
+    # right=True: the first token whose cumulative mass is above the target, so a token of no mass is never drawn.
+    token = torch.searchsorted(cumulative, draw.uniform * cumulative[-1], right=True)
+    # Rounding may leave the target at the very end: then the last token that has any mass.
+    return torch.where(token < logits.shape[0], token, cumulative.argmax())
+
+
+def filter_probabilities(probabilities: Tensor, params: TokenDraw) -> Tensor:
+    """Zero what min_p, top_k and top_p leave out of ``probabilities [V]``; not renormalised. The most likely token stays."""
+    if params.min_p > 0.0:
+        probabilities = probabilities.where(probabilities >= params.min_p * probabilities.max(), 0.0)
+    top_k = params.top_k if 0 < params.top_k < probabilities.numel() else 0
+    if not top_k and params.top_p == 1.0:
+        return probabilities
+    # Ties fall to the lower token id: candidates keep their order, and the sort is stable.
+    candidates = _candidates(probabilities, top_k, params.top_p).nonzero().squeeze(1)
+    ordered, order = probabilities[candidates].sort(descending=True, stable=True)
+    if top_k:
+        ordered, order = ordered[:top_k], order[:top_k]
+    if params.top_p < 1.0:
+        total = ordered.double().sum() if top_k else probabilities.double().sum()
+        before = ordered.double().cumsum(0) - ordered.double()  # mass of the more likely ones: keep while short of top_p
+        keep = before < params.top_p * total
+        keep[0] = True
+        ordered, order = ordered[keep], order[keep]
+    return torch.zeros_like(probabilities).scatter_(0, candidates[order], ordered)
+
+
+def _candidates(probabilities: Tensor, top_k: int, top_p: float) -> Tensor:
+    """A mask that holds every token that can survive: sorting a whole vocabulary would cost more than the rest of a step."""
+    if top_k:
+        return probabilities >= probabilities.topk(top_k).values[-1]
+    likely = probabilities >= probabilities.max() * NUCLEUS_FLOOR
+    enough = probabilities.where(likely, 0.0).double().sum() >= top_p * probabilities.double().sum()
+    return likely if bool(enough) else torch.ones_like(likely)

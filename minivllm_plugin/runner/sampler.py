@@ -16,15 +16,13 @@ import xxhash
 from torch import Tensor
 
 import minivllm_kernels as kernels
+from minivllm_kernels.draws import TokenDraw
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
-from minivllm_plugin.sampling_parameters import SamplingParams
 
-__all__ = ["GREEDY_BELOW", "filter_probabilities", "sample", "uniform"]
+__all__ = ["GREEDY_BELOW", "sample", "uniform"]
 
 # Below this temperature the distribution is a single spike in float32; taken as greedy, as vLLM does.
 GREEDY_BELOW = 1e-5
-# Tokens below this share of the most likely one are looked at only when the others do not reach top_p.
-NUCLEUS_FLOOR = 1e-3
 
 
 def sample(logits: Tensor, seqs: SequenceABC[Sequence], end_token_ids: Collection[int]) -> list[int]:
@@ -46,33 +44,12 @@ def sample(logits: Tensor, seqs: SequenceABC[Sequence], end_token_ids: Collectio
     peaks = logits.gather(1, best.unsqueeze(1)).squeeze(1)
     # One transfer for the whole batch: torch.argmax reports a NaN as the largest, so a bad row shows in its peak.
     tokens, healthy = best.tolist(), torch.isfinite(peaks).tolist()
-    for row, seq in enumerate(seqs):
-        if not healthy[row]:
-            tokens[row] = FAILED_TOKEN
-        elif seq.sampling_params.temperature >= GREEDY_BELOW:
-            tokens[row] = _draw(logits[row], peaks[row], seq)
-    return tokens
-
-
-def filter_probabilities(probabilities: Tensor, params: SamplingParams) -> Tensor:
-    """Zero what min_p, top_k and top_p leave out of ``probabilities [V]``; not renormalised. The most likely token stays."""
-    if params.min_p > 0.0:
-        probabilities = probabilities.where(probabilities >= params.min_p * probabilities.max(), 0.0)
-    top_k = params.top_k if 0 < params.top_k < probabilities.numel() else 0
-    if not top_k and params.top_p == 1.0:
-        return probabilities
-    # Ties fall to the lower token id: candidates keep their order, and the sort is stable.
-    candidates = _candidates(probabilities, top_k, params.top_p).nonzero().squeeze(1)
-    ordered, order = probabilities[candidates].sort(descending=True, stable=True)
-    if top_k:
-        ordered, order = ordered[:top_k], order[:top_k]
-    if params.top_p < 1.0:
-        total = ordered.double().sum() if top_k else probabilities.double().sum()
-        before = ordered.double().cumsum(0) - ordered.double()  # mass of the more likely ones: keep while short of top_p
-        keep = before < params.top_p * total
-        keep[0] = True
-        ordered, order = ordered[keep], order[keep]
-    return torch.zeros_like(probabilities).scatter_(0, candidates[order], ordered)
+    random = [row for row, seq in enumerate(seqs) if healthy[row] and seq.sampling_params.temperature >= GREEDY_BELOW]
+    if random:
+        rows = logits if len(random) == len(seqs) else logits[random]
+        for row, token in zip(random, kernels.sample(rows, [_draw(seqs[row]) for row in random]).tolist(), strict=True):
+            tokens[row] = token
+    return [token if fine else FAILED_TOKEN for token, fine in zip(tokens, healthy, strict=True)]
 
 
 def uniform(seed: int, index: int) -> float:
@@ -81,24 +58,10 @@ def uniform(seed: int, index: int) -> float:
     return float(digest >> 11) / float(1 << 53)
 
 
-def _candidates(probabilities: Tensor, top_k: int, top_p: float) -> Tensor:
-    """A mask that holds every token that can survive: sorting a whole vocabulary would cost more than the rest of a step."""
-    if top_k:
-        return probabilities >= probabilities.topk(top_k).values[-1]
-    likely = probabilities >= probabilities.max() * NUCLEUS_FLOOR
-    enough = probabilities.where(likely, 0.0).double().sum() >= top_p * probabilities.double().sum()
-    return likely if bool(enough) else torch.ones_like(likely)
-
-
-def _draw(logits: Tensor, peak: Tensor, seq: Sequence) -> int:
+def _draw(seq: Sequence) -> TokenDraw:
     params = seq.sampling_params
-    # The peak is taken off first, so that dividing by a small temperature cannot overflow.
-    probabilities = torch.softmax((logits - peak) / params.temperature, dim=-1)
-    cumulative = filter_probabilities(probabilities, params).double().cumsum(0)
-    target = uniform(seq.sampling_seed, seq.num_completion_tokens) * cumulative[-1]
-    # right=True: the first token whose cumulative mass is above the target, so a token of no mass is never drawn.
-    token = int(torch.searchsorted(cumulative, target, right=True))
-    return token if token < logits.shape[0] else int(cumulative.argmax())  # rounding: the last token that has any mass
+    place = uniform(seq.sampling_seed, seq.num_completion_tokens)
+    return TokenDraw(place, params.temperature, max(params.top_k, 0), params.top_p, params.min_p)
 
 
 def _end_ids(seq: Sequence, end_token_ids: Collection[int], vocab_size: int) -> list[int]:

@@ -6,8 +6,10 @@ import random
 import pytest
 import torch
 
+from minivllm_kernels import TokenDraw
+from minivllm_kernels.reference import filter_probabilities
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
-from minivllm_plugin.runner.sampler import filter_probabilities, sample, uniform
+from minivllm_plugin.runner.sampler import sample, uniform
 from minivllm_plugin.sampling_parameters import SamplingParams
 
 VOCAB = 97
@@ -24,7 +26,7 @@ def random_logits(rows: int, seed: int = 0, scale: float = 4.0) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def naive_filter(probabilities: list[float], params: SamplingParams) -> list[float]:
+def naive_filter(probabilities: list[float], params: TokenDraw) -> list[float]:
     """min_p, then top_k, then top_p over what is left, one token at a time."""
     kept = [p if p >= params.min_p * max(probabilities) else 0.0 for p in probabilities]
     order = sorted(range(len(kept)), key=lambda token: -kept[token])
@@ -43,8 +45,9 @@ def naive_filter(probabilities: list[float], params: SamplingParams) -> list[flo
 @pytest.mark.parametrize("seed", range(40))
 def test_filters_equal_the_plain_reference(seed: int) -> None:
     rng = random.Random(seed)
-    params = SamplingParams(
-        top_k=rng.choice([0, -1, 1, 2, 5, 50, VOCAB, VOCAB - 1]),
+    params = TokenDraw(
+        0.0,
+        top_k=rng.choice([0, 1, 2, 5, 50, VOCAB, VOCAB - 1]),
         top_p=rng.choice([1.0, 0.999, 0.9, 0.5, 0.1, 1e-6]),
         min_p=rng.choice([0.0, 0.0, 0.05, 0.5, 1.0]),
     )
@@ -55,7 +58,7 @@ def test_filters_equal_the_plain_reference(seed: int) -> None:
 
 @pytest.mark.parametrize("params", [{"top_k": 2}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.6}])
 def test_equal_probabilities_are_cut_at_the_lower_token_ids(params: dict[str, float]) -> None:
-    kept = filter_probabilities(torch.full((8,), 0.125), SamplingParams(**params)).nonzero().squeeze(1).tolist()  # type: ignore[arg-type]
+    kept = filter_probabilities(torch.full((8,), 0.125), TokenDraw(0.0, **params)).nonzero().squeeze(1).tolist()  # type: ignore[arg-type]
     assert kept == list(range(len(kept)))
     assert kept
 

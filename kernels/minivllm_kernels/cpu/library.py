@@ -4,14 +4,14 @@ ctypes releases the GIL for the length of a call, so other Python threads run wh
 """
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
 
 from minivllm_kernels.cpu.build import ISAS, build_library, missing_features, wanted_isa
 from minivllm_kernels.dispatch import KernelUnavailableError
 
-__all__ = ["PANEL", "Batch", "Cache", "Layer", "Matrix", "Model", "kernel_library", "open_library"]
+__all__ = ["PANEL", "Batch", "Cache", "Draw", "Layer", "Matrix", "Model", "kernel_library", "open_library"]
 
 PANEL = 32  # output channels that are packed together
 
@@ -81,7 +81,17 @@ class Batch(ctypes.Structure):
     ]
 
 
-STRUCTURES = (Matrix, Cache, Layer, Model, Batch)
+class Draw(ctypes.Structure):
+    _fields_ = [
+        ("uniform", c_double),
+        ("temperature", c_float),
+        ("top_p", c_float),
+        ("min_p", c_float),
+        ("top_k", c_int32),
+    ]
+
+
+STRUCTURES = (Matrix, Cache, Layer, Model, Batch, Draw)
 
 
 @cache
@@ -115,6 +125,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.minivllm_decoder_run.argtypes, library.minivllm_decoder_run.restype = [c_void_p, POINTER(Batch)], c_int
     library.minivllm_argmax.argtypes = [c_void_p, c_int, c_int, c_size_t, c_void_p, c_int]
     library.minivllm_argmax.restype = None
+    library.minivllm_sample.argtypes = [c_void_p, c_int, c_int, c_size_t, POINTER(Draw), c_void_p, c_int]
+    library.minivllm_sample.restype = None
     library.minivllm_linear.argtypes = [POINTER(Matrix), c_void_p, c_int, c_int, c_void_p, c_int, c_int]
     library.minivllm_linear.restype = None
     for index, structure in enumerate(STRUCTURES):

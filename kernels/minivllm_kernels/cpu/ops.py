@@ -1,15 +1,17 @@
 """Ops of the public list on the compiled library, over torch tensors. A whole step goes through ``decoder.py`` instead."""
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from minivllm_kernels.cpu.build import wanted_isa
-from minivllm_kernels.cpu.library import kernel_library
+from minivllm_kernels.cpu.library import Draw, kernel_library
 from minivllm_kernels.dispatch import KernelUnavailableError
+from minivllm_kernels.draws import TokenDraw
 
-__all__ = ["argmax", "unavailable"]
+__all__ = ["argmax", "sample", "unavailable"]
 
 
 @cache  # a build that fails would fail again, and take as long
@@ -33,3 +35,14 @@ def argmax(logits: Tensor) -> Tensor:
         logits.data_ptr(), logits.shape[0], logits.shape[1], logits.stride(0), best.data_ptr(), torch.get_num_threads()
     )
     return best
+
+
+def sample(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
+    """See :func:`minivllm_kernels.sample`."""
+    wide = logits if logits.dtype == torch.float32 and logits.stride(1) == 1 else logits.float().contiguous()
+    rows = (Draw * len(draws))(*(Draw(d.uniform, d.temperature, d.top_p, d.min_p, d.top_k) for d in draws))
+    tokens = torch.empty(len(draws), dtype=torch.int64)
+    kernel_library().minivllm_sample(
+        wide.data_ptr(), wide.shape[0], wide.shape[1], wide.stride(0), rows, tokens.data_ptr(), torch.get_num_threads()
+    )
+    return tokens

@@ -1,6 +1,7 @@
 // What the library shows to the outside: plain C, structures of addresses and sizes, no ownership.
 #pragma once
 #include "attention.h"
+#include "sampling.h"
 
 struct Layer {  // this and the next two are mirrored by ctypes in library.py
   Matrix qkv, out, gate_up, down;
@@ -31,6 +32,7 @@ const char *minivllm_isa();
 int minivllm_group();
 int minivllm_sizes(int which);
 void minivllm_argmax(const float *x, int rows, int size, size_t stride, int64_t *best, int threads);
+void minivllm_sample(const float *x, int rows, int size, size_t stride, const Draw *draws, int64_t *tokens, int threads);
 void minivllm_linear(const Matrix *w, const float *x, int rows, int size, float *y, int end, int threads);
 void *minivllm_decoder_new(const Model *model);
 void minivllm_decoder_free(void *decoder);

@@ -37,29 +37,6 @@ static INLINE void rotate_row(const float *x, const float *cos_sin, int D, float
   }
 }
 
-static int64_t argmax_row(const float *x, int size) {
-  f32x16 top = splat(-INFINITY);
-  i32x16 nan = {};
-  int i = 0;
-  for (; i + 16 <= size; i += 16) {
-    f32x16 v = load(x + i);
-    nan |= v != v;
-    top = vmax(v, top);
-  }
-  float peak = max_lanes(top);
-  for (int j = i; j < size; j++) peak = x[j] > peak ? x[j] : peak;
-  bool any = sum_lanes(nan) != 0;
-  for (int j = i; j < size; j++) any |= x[j] != x[j];
-  if (any)
-    for (int j = 0; j < size; j++)
-      if (x[j] != x[j]) return j;
-  for (i = 0; i + 16 <= size; i += 16)
-    if (sum_lanes(load(x + i) == splat(peak)) != 0) break;
-  for (; i < size; i++)
-    if (x[i] == peak) return i;
-  return 0;
-}
-
 using Clock = std::chrono::steady_clock;
 
 class Decoder {
@@ -307,7 +284,7 @@ extern "C" {
 const char *minivllm_isa() { return ISA_NAME; }
 int minivllm_group() { return GROUP; }
 int minivllm_sizes(int which) {  // checked against ctypes at load
-  const int sizes[] = {sizeof(Matrix), sizeof(Cache), sizeof(Layer), sizeof(Model), sizeof(Batch)};
+  const int sizes[] = {sizeof(Matrix), sizeof(Cache), sizeof(Layer), sizeof(Model), sizeof(Batch), sizeof(Draw)};
   return sizes[which];
 }
 // Index of the largest of `size` values in each row; a NaN is larger than anything, the lower index wins a tie.
@@ -335,6 +312,14 @@ void minivllm_linear(const Matrix *w, const float *x, int rows, int size, float 
   std::atomic<int> next{0};
   const size_t stride = end == SILU_MUL ? w->channels / 2 : w->channels;
   pool.run(threads, [&](int) { multiply(room, rows, *w, y, stride, (Epilogue)end, threads, next); });
+}
+void minivllm_sample(const float *x, int rows, int size, size_t stride, const Draw *draws, int64_t *tokens, int threads) {
+  threads = std::min(threads, rows);
+  pool.run(threads, [&](int id) {
+    Sampler sampler;
+    Share mine(rows, id, threads);
+    for (int r = mine.begin; r < mine.end; r++) tokens[r] = sampler.draw(x + r * stride, size, draws[r]);
+  });
 }
 void *minivllm_decoder_new(const Model *model) {  // null: no memory
   try {
