@@ -4,6 +4,7 @@ The one place where model limits and engine settings meet.
 """
 
 import logging
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -47,7 +48,11 @@ def load(config: EngineConfig) -> tuple[LLMEngine, Loaded]:
     from minivllm_plugin.runner.backends import build_backend
 
     device = _device(config.device)
-    description = describe_model(source, load_format=config.load_format)
+    compiling = _compile_kernels(device)  # beside the conversion of a model that is new here
+    try:
+        description = describe_model(source, load_format=config.load_format)
+    finally:
+        compiling.join()
     model = description.config
     _check_window(config, model.max_position_embeddings)
     directory = description.tokenizer_directory
@@ -87,6 +92,15 @@ def load(config: EngineConfig) -> tuple[LLMEngine, Loaded]:
     defaults = {**(entry.sampling if entry else {}), **description.generation_defaults}  # the checkpoint's own word counts more
     loaded = Loaded(limits, tokenizer, defaults, backend.num_blocks, device, backend.dtype, backend.kernels)
     return engine, loaded
+
+
+def _compile_kernels(device: str) -> threading.Thread:
+    """Have the CPU kernels built, if they are wanted and not there yet; whether it worked is asked later."""
+    from minivllm_kernels.dispatch import why_not
+
+    thread = threading.Thread(target=why_not, args=("cpu", device), name="minivllm-kernel-build", daemon=True)
+    thread.start()
+    return thread
 
 
 def _device(device: str) -> str:
