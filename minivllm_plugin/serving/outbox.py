@@ -5,6 +5,7 @@ gets fewer, larger pieces. One reader at a time.
 """
 
 import asyncio
+import os
 import threading
 import time
 from collections import deque
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minivllm_plugin.engine.llm_engine import RequestProgress
-from minivllm_plugin.errors import InvalidRequestError
+from minivllm_plugin.errors import EngineDeadError, InvalidRequestError
 from minivllm_plugin.serving.outputs import RequestMetrics
 
 __all__ = ["Ended", "Failed", "Item", "Outbox"]
@@ -57,7 +58,7 @@ class Outbox:
         num_cached_tokens: prompt tokens found in the prefix cache; known when the first item is put.
     """
 
-    __slots__ = ("_bell", "_items", "_on_lost_reader", "metrics", "num_cached_tokens")
+    __slots__ = ("_bell", "_items", "_on_lost_reader", "_pid", "metrics", "num_cached_tokens")
 
     def __init__(self, on_lost_reader: Callable[[], None]) -> None:
         self.metrics = RequestMetrics(arrival_time=time.time())
@@ -65,6 +66,7 @@ class Outbox:
         self._items: deque[Item] = deque()
         self._bell: _Bell | None = None
         self._on_lost_reader = on_lost_reader
+        self._pid = os.getpid()
 
     # --- engine thread -----------------------------------------------------------------------------------------
 
@@ -98,6 +100,7 @@ class Outbox:
 
         Raises:
             InvalidRequestError: somebody else is waiting; one of the two would never hear of the end.
+            EngineDeadError: this is a forked child, where nobody puts anything any more.
         """
         ready = threading.Event()
         bell = self._hang(_Bell(ready.set, for_end))
@@ -121,6 +124,10 @@ class Outbox:
         return self.take()
 
     def _hang(self, bell: _Bell) -> _Bell:
+        if os.getpid() != self._pid:
+            raise EngineDeadError(
+                f"this stream belongs to process {self._pid}: threads do not survive a fork; make a new LLM here"
+            )
         if self._bell is not None:
             raise InvalidRequestError("another thread or task is reading this stream; it has one reader at a time")
         self._bell = bell

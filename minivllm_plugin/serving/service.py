@@ -40,6 +40,8 @@ __all__ = ["EngineService", "Request"]
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_INTERVAL = 0.05  # seconds between published snapshots while busy
+STEP_PATIENCE = 30.0  # seconds that an exiting interpreter waits for a step to end
+LOAD_PATIENCE = 5.0  # seconds that it waits for a load: enough to read a small model's weights, not for a download
 
 State = Literal["starting", "serving", "closed", "dead"]
 
@@ -104,7 +106,7 @@ class EngineService:
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._main, name=f"minivllm-engine-{name}", daemon=True)
         self._thread.start()
-        weakref.finalize(self, _stop_thread, self._inbox, self._thread).atexit = True
+        weakref.finalize(self, _stop_thread, self._inbox, self._thread, self._started).atexit = True
 
     # --- any thread ----------------------------------------------------------------------------------------------
 
@@ -339,8 +341,8 @@ def _clear_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _stop_thread(inbox: "queue.SimpleQueue[Request | _Abort | None]", thread: threading.Thread) -> None:
+def _stop_thread(inbox: "queue.SimpleQueue[Request | _Abort | None]", thread: threading.Thread, started: threading.Event) -> None:
     """At interpreter exit, or when the service is collected: tensors must not be in use while Python is taken down."""
     inbox.put(None)
     if threading.current_thread() is not thread:
-        thread.join(timeout=30)
+        thread.join(STEP_PATIENCE if started.is_set() else LOAD_PATIENCE)

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -191,3 +193,62 @@ def test_an_interrupted_constructor_leaves_no_engine(monkeypatch: pytest.MonkeyP
     monkeypatch.undo()
     release.set()
     wait_until(lambda: bool(threads) and not threads[0].is_alive())
+
+
+# --- the process ---------------------------------------------------------------------------------------------------
+
+
+def run_program(lines: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-W", "ignore", "-c", lines]
+    return subprocess.run(program, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("read", ["stream.result()", "next(stream)", "asyncio.run(stream.aresult())"])
+def test_a_stream_taken_into_a_forked_child_does_not_wait_for_ever(read: str) -> None:
+    done = run_program(
+        f"""
+import asyncio, os, sys, threading
+from minivllm_plugin import SamplingParams
+from minivllm_plugin.errors import EngineDeadError
+from minivllm_plugin.testing import scripted_llm
+gate = threading.Event()
+llm, runner = scripted_llm(gate=gate)
+stream = llm.stream([1, 2], SamplingParams(max_tokens=20))
+runner.entered.wait()
+pid = os.fork()
+if pid == 0:
+    try:
+        {read}
+    except EngineDeadError as error:
+        os._exit(7 if "fork" in str(error) else 8)
+    os._exit(9)
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+gate.set()
+stream.result()
+sys.exit(code)
+""",
+        timeout=60,
+    )
+    assert done.returncode == 7, done.stderr
+
+
+def test_a_program_ends_though_a_model_is_still_on_its_way() -> None:
+    done = run_program(
+        """
+import threading, time
+from minivllm_plugin import LLM
+from minivllm_plugin.config import EngineConfig
+from minivllm_plugin.serving import service
+service.LOAD_PATIENCE = 0.2
+loading = threading.Event()
+def load(config):
+    loading.set()
+    time.sleep(300)
+threading.Thread(target=LLM.from_loader, args=(EngineConfig(), load), daemon=True).start()
+loading.wait()
+print("end")
+""",
+        timeout=20,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
