@@ -42,7 +42,7 @@ Job = dict[str, Any]
 
 
 class ContestantError(Exception):
-    """A contestant did not get through its job; the message ends with what it said."""
+    """A contestant did not get through its job. The message is what it said, and in the last line who it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     jobs = [_offline_job(options)] + ([_prefix_job(options)] if options.prefix else [])
     runs: list[dict[str, Any]] = []
     failures: dict[int, str] = {}
-    for turn in range(options.rounds):
+    little = _job("start", [_case("little", offline_workload(1))], options)
+    for turn in range(options.rounds + 1):  # round 0 is not measured: it makes whatever is made once
         for pair, contestants in enumerate(pairs):
-            if pair not in failures:
-                try:
-                    runs += _run_pair(contestants if turn % 2 == 0 else contestants[::-1], jobs, {"round": turn, "pair": pair})
-                except ContestantError as error:  # the others still count
-                    failures[pair] = str(error)
-                    print(error, file=sys.stderr)
+            if pair in failures:
+                continue
+            order = contestants if turn % 2 else contestants[::-1]
+            try:
+                found = _run_pair(order, jobs if turn else [little], {"round": turn, "pair": pair})
+            except ContestantError as error:  # the others still count
+                print(error, file=sys.stderr)
+                failures[pair] = str(error).splitlines()[-1]
+            else:
+                runs += found if turn else []
     kept = [(pair, contestants) for pair, contestants in enumerate(pairs) if pair not in failures]
     summary = [row for pair, (ours, peer) in kept for row in compare(runs, pair, ours.name, peer.name)]
     names = ("model", "dummy", "rounds", "n", "prefill", "prefix", "threads", "max_model_len", "seed")
@@ -89,7 +94,7 @@ def _run_pair(contestants: Sequence[Contestant], jobs: Sequence[Job], where: dic
     runs = []
     for contestant in contestants:
         for job in jobs:
-            print(f"round {where['round'] + 1}: {contestant.name}, {job['name']}", file=sys.stderr)
+            print(f"round {where['round']}: {contestant.name}, {job['name']}", file=sys.stderr)
             runs += [{**where, "contestant": contestant.name, **figure} for figure in run_contestant(contestant, job)]
     return runs
 
@@ -116,7 +121,8 @@ def run_contestant(contestant: Contestant, job: Job) -> list[dict[str, Any]]:
                     figures += _figures(line, job, time.time() - spawned)
                 watchdog.cancel()
         if process.returncode:
-            raise ContestantError(f"{contestant.name} failed ({process.returncode}):\n{log.read_text()[-2000:]}")
+            said = log.read_text().rstrip()[-2000:]
+            raise ContestantError(f"{said}\n{contestant.name} failed with {process.returncode}: {said.splitlines()[-1:]}")
     return figures
 
 
@@ -185,7 +191,7 @@ def _offline_job(options: argparse.Namespace) -> Job:
     cases = [_case(f"n={size}", offline_workload(size, seed=options.seed)) for size in options.n]
     if options.prefill:
         cases.append(_case(f"prefill {options.prefill}", Workload((prefill_prompt(options.prefill),), (1,)), counts="input"))
-    return _job("offline", cases, options, prefix_caching=False)
+    return _job("offline", cases, options)
 
 
 def _prefix_job(options: argparse.Namespace) -> Job:
@@ -196,7 +202,7 @@ def _prefix_job(options: argparse.Namespace) -> Job:
     return _job("prefix", cases, options, prefix_caching=True)
 
 
-def _job(name: str, cases: list[dict[str, Any]], options: argparse.Namespace, *, prefix_caching: bool) -> Job:
+def _job(name: str, cases: list[dict[str, Any]], options: argparse.Namespace, *, prefix_caching: bool = False) -> Job:
     return {
         "name": name,
         "dummy": options.dummy,
