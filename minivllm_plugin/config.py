@@ -8,6 +8,7 @@ from minivllm_plugin.errors import ConfigError
 __all__ = ["EngineConfig", "SchedulingPolicy"]
 
 SchedulingPolicy = Literal["fcfs", "priority"]
+MAX_THREADS = 1024  # each has its own stack and scratch: a wrong number here takes all memory, not a little time
 DTYPE_NAMES = {
     **{name: name for name in ("auto", "float32", "bfloat16", "float16")},
     "float": "float32",
@@ -31,7 +32,7 @@ class EngineConfig:
             ``int8`` on a CPU whose compiler builds our kernels, unless a ``dtype`` is asked for.
         kv_cache_dtype: ``auto``, ``float32``, ``bfloat16`` or ``int8`` (CPU kernels only, where auto is bfloat16, or float32
             with ``dtype="float32"``).
-        num_threads: threads of the CPU kernels; None takes as many as torch does.
+        num_threads: threads of the CPU kernels, at most 1024; None takes as many as torch does.
         device: ``auto`` (cuda if there is one, else cpu), ``cpu``, ``cuda``, ``cuda:1``, …
         load_format: ``auto`` reads files; ``dummy`` gives seeded random weights with no file and no network.
         max_model_len: context window in tokens; None takes the model's own, bounded by the pool.
@@ -89,6 +90,8 @@ class EngineConfig:
         for name in ("max_model_len", "num_blocks", "kv_cache_bytes", "num_threads"):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), 1)
+        if self.num_threads is not None and self.num_threads > MAX_THREADS:
+            raise ConfigError(f"num_threads={self.num_threads} must be at most {MAX_THREADS}; leave it out for one a core")
         _integer("seed", self.seed, 0)
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise ConfigError(

@@ -110,6 +110,10 @@ def _device(device: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r}, but torch sees no CUDA device; use device='cpu' or install a CUDA build of torch")
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # what torch says to a device that it lacks depends on the kind
+        raise ConfigError(f"device={device!r} cannot be used by this torch ({error!s:.200}); use device='cpu'") from error
     return device
 
 

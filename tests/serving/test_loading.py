@@ -67,6 +67,8 @@ def test_the_window_is_the_least_of_model_pool_and_setting(tiny: str) -> None:
         ({"max_queue_size": -1}, "-1"),
         ({"max_model_len": 200, "max_num_batched_tokens": 64, "enable_chunked_prefill": False}, "chunked"),
         ({"num_threads": 0}, "num_threads"),
+        ({"num_threads": 10**6}, "num_threads=1000000.*1024"),
+        ({"device": "cpu:x"}, "cpu:x"),
         ({"revision": "main"}, "revision"),
     ],
     ids=str,
@@ -82,6 +84,15 @@ def test_a_missing_cuda_device_is_named(tiny: str) -> None:
         pytest.skip("there is a CUDA device")
     with pytest.raises(ConfigError, match="CUDA"):
         open_tiny(tiny, device="cuda")
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu"])
+def test_a_device_that_torch_lacks_is_named(tiny: str, device: str) -> None:
+    torch = pytest.importorskip("torch")
+    if getattr(torch, device).is_available():
+        pytest.skip(f"there is such a device: {device}")
+    with pytest.raises(ConfigError, match=device):
+        open_tiny(tiny, device=device)
 
 
 def test_the_models_own_sampling_defaults_hold_where_nothing_is_given(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
