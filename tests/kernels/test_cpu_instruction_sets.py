@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 X86 = ("avx512vnni", "avxvnni", "avx2", "scalar")
 CROSS_COMPILER = "aarch64-linux-gnu-g++"
 CROSS_ROOT = "/usr/aarch64-linux-gnu"
+CROSS_CLANG = "clang++ --target=aarch64-linux-gnu"
 FLAGS = ("-O1", "-std=c++20", "-pthread", "-ffp-contract=off", "-Wno-psabi")
 
 
@@ -31,12 +32,13 @@ FLAGS = ("-O1", "-std=c++20", "-pthread", "-ffp-contract=off", "-Wno-psabi")
 def _kernels() -> None:
     """All libraries that the tests below will ask for, built side by side when they are not there yet."""
     need_cpu_kernels()
-    wanted = [("native", "c++"), ("native", "clang++"), ("avx2", "clang++"), ("sdot", CROSS_COMPILER), ("neon", CROSS_COMPILER)]
+    wanted = [("native", "c++"), ("native", "clang++"), ("sdot", CROSS_COMPILER), ("neon", CROSS_COMPILER)]
+    wanted += [("sdot", CROSS_CLANG)] if shutil.which(CROSS_COMPILER) else []
     if platform.machine() == "x86_64":
-        wanted += [(isa, "c++") for isa in X86 if not missing_features(isa)]
+        wanted += [(isa, "c++") for isa in X86 if not missing_features(isa)] + [("avx2", "clang++")]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for isa, compiler in wanted:
-            if shutil.which(compiler):
+            if shutil.which(compiler.split()[0]):
                 pool.submit(build_library, isa, compiler=compiler)  # a failure shows in the test that needs it
 
 
@@ -57,11 +59,16 @@ def need_compiler(command: str, package: str) -> None:
 def digests(isa: str, compiler: str, directory: Path, *runner: str) -> tuple[str, dict[str, str]]:
     """What the library calls itself, and the digests under their names."""
     library = build_library(isa, compiler=compiler)
-    program = directory / f"selftest-{isa}-{compiler}"
-    command = [compiler, *FLAGS, *ISAS[isa].flags, str(SOURCES / "selftest.cpp"), str(library)]
+    program = directory / f"selftest-{isa}-{compiler.replace(' ', '')}"
+    command = [*compiler.split(), *FLAGS, *ISAS[isa].flags, str(SOURCES / "selftest.cpp"), str(library)]
     subprocess.run([*command, f"-Wl,-rpath,{library.parent}", "-o", str(program)], check=True, timeout=300)
-    printed = subprocess.run([*runner, str(program)], capture_output=True, text=True, check=True, timeout=300).stdout
-    first, *lines = printed.splitlines()
+    return printed_by(*runner, str(program))
+
+
+def printed_by(*command: str) -> tuple[str, dict[str, str]]:
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    first, *lines = run.stdout.splitlines()
     return first.removeprefix("isa "), {line[:-17]: line[-16:] for line in lines}
 
 
@@ -93,13 +100,14 @@ def test_x86(isa: str, native: dict[str, str], directory: Path) -> None:
     assert digests(isa, "c++", directory) == (isa, native)
 
 
-@pytest.mark.parametrize("isa", ["sdot", "neon"])
-def test_aarch64(isa: str, native: dict[str, str], directory: Path) -> None:
-    need_compiler(CROSS_COMPILER, "g++-aarch64-linux-gnu")
+@pytest.mark.parametrize(("isa", "compiler"), [("sdot", CROSS_COMPILER), ("neon", CROSS_COMPILER), ("sdot", CROSS_CLANG)])
+def test_aarch64(isa: str, compiler: str, native: dict[str, str], directory: Path) -> None:
+    need_compiler(CROSS_COMPILER, "g++-aarch64-linux-gnu")  # clang links with its libraries
+    need_compiler(compiler.split()[0], "clang")
     emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
     if emulator is None:
         pytest.skip("qemu-aarch64 is not installed (Debian: qemu-user-static)")
-    assert digests(isa, CROSS_COMPILER, directory, emulator, "-L", CROSS_ROOT) == (isa, native)
+    assert digests(isa, compiler, directory, emulator, "-L", CROSS_ROOT) == (isa, native)
 
 
 @pytest.mark.parametrize("isa", ["native", "avx2"])
@@ -108,6 +116,22 @@ def test_clang(isa: str, native: dict[str, str], directory: Path) -> None:
     if isa != "native":
         need_processor(isa)
     assert digests(isa, "clang++", directory)[1] == native
+
+
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_sanitizers_find_nothing(sanitizers: str, native: dict[str, str], directory: Path) -> None:
+    """No read or write out of bounds, nothing undefined, no race; and the same bits even so."""
+    need_compiler("c++", "g++")
+    program = directory / sanitizers
+    sources = [str(SOURCES / name) for name in ("selftest.cpp", "decoder.cpp")]
+    flags = ["-O1" if sanitizers == "thread" else "-O0", *FLAGS[1:], *ISAS["native"].flags, f"-fsanitize={sanitizers}"]
+    built = subprocess.run(
+        ["c++", *flags, *sources, "-o", str(program)], capture_output=True, text=True, timeout=300, check=False
+    )
+    if "cannot find" in built.stderr:
+        pytest.skip(f"the libraries of -fsanitize={sanitizers} are not installed")
+    assert built.returncode == 0, built.stderr
+    assert printed_by(str(program))[1] == native
 
 
 @pytest.mark.parametrize("isa", X86)

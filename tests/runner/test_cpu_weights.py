@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from cpu_models import (
 from torch import Tensor
 
 from minivllm_kernels.cpu.decoder import DecoderWeights, check_weights
+from minivllm_kernels.cpu.packing import pack_matrix
 from minivllm_plugin.errors import ModelLoadError
 from minivllm_plugin.models.catalog import resolve
 from minivllm_plugin.models.loader import describe_model
@@ -164,6 +166,14 @@ def test_weights_are_checked_before_the_library_sees_them() -> None:
         wrong = type(geometry)(**{**{name: getattr(geometry, name) for name in geometry.__slots__}, field: value})
         with pytest.raises(ValueError, match=r"is not|is wanted"):
             check_weights(wrong, weights)
+
+
+def test_an_embedding_in_four_bits_is_refused() -> None:
+    module = build_module(model_config())
+    weights = pack_module(module, "int4")
+    four_bits = replace(weights, embedding=pack_matrix(module.model.embed_tokens.weight, "int4"))
+    with pytest.raises(ValueError, match="the embedding is int4"):
+        CpuDriver(module.config, four_bits)
 
 
 def refuse(error: int) -> Any:

@@ -81,6 +81,8 @@ def check_weights(geometry: DecoderGeometry, weights: DecoderWeights) -> None:
     hidden, inner, vocabulary = geometry.hidden_size, geometry.intermediate_size, geometry.vocab_size
     shapes = {"qkv": (wide + 2 * kv, hidden), "out": (hidden, wide), "gate_up": (2 * inner, hidden), "down": (hidden, inner)}
     norms = {"input_norm": hidden, "post_norm": hidden, "q_norm": geometry.head_dim, "k_norm": geometry.head_dim}
+    if weights.embedding.kind == "int4":
+        raise ValueError("the embedding is int4, in which rows cannot be looked up; pack it as another kind")
     for name in ("embedding", "head"):
         _check_matrix(name, getattr(weights, name), vocabulary, hidden)
     _check_norm("final_norm", weights.final_norm, hidden)

@@ -178,7 +178,8 @@ struct Network {
       layers.push_back(layer);
     }
     model.layers = layers.data();
-    model.embedding = model.head = matrix(VOCABULARY, HIDDEN, false);
+    // Nobody keeps a vocabulary in four bits, and the library does not look it up there.
+    model.embedding = model.head = matrices.emplace_back(random, kind == INT4 ? INT8 : kind, VOCABULARY, HIDDEN, false).matrix;
     model.final_norm = vector(HIDDEN, 0.2f, 1.f);
     model.cos_sin = vector((size_t)BLOCKS * block_size * HEAD_DIM, 1.f, 0.f);
     model.num_layers = LAYERS, model.hidden = HIDDEN, model.heads = HEADS, model.kv_heads = KV_HEADS;
