@@ -145,7 +145,7 @@ static void test_products(int kind) {
 
 // --- the decoder --------------------------------------------------------------------------------------------------------------
 
-constexpr int LAYERS = 2, HIDDEN = 96, HEADS = 7, KV_HEADS = 1, HEAD_DIM = 80, INNER = 112, VOCABULARY = 100, BLOCKS = 40;
+constexpr int LAYERS = 2, HIDDEN = 96, HEADS = 7, KV_HEADS = 1, HEAD_DIM = 48, INNER = 112, VOCABULARY = 100, BLOCKS = 40;
 
 struct Network {
   std::deque<Weights> matrices;
