@@ -10,6 +10,7 @@ from typing import Any
 
 from minivllm_plugin.config import EngineConfig
 from minivllm_plugin.errors import ConfigError
+from minivllm_plugin.models.catalog import catalog_entry
 from minivllm_plugin.serving.llm import LLM
 
 __all__ = ["close", "close_all", "configure", "get_llm", "loaded"]
@@ -27,7 +28,7 @@ def configure(name: str, **options: Any) -> None:
     """
     EngineConfig.from_options(name, options)
     with _lock:
-        _set_options(name, options)
+        _set_options(_key(name), options)
 
 
 def get_llm(name: str, **options: Any) -> LLM:
@@ -40,6 +41,7 @@ def get_llm(name: str, **options: Any) -> LLM:
     Raises:
         ConfigError, ModelError: it cannot be loaded; the next call tries again.
     """
+    name = _key(name)
     if options:
         EngineConfig.from_options(name, options)
     with _lock:
@@ -61,7 +63,7 @@ def get_llm(name: str, **options: Any) -> LLM:
 
 
 def loaded() -> dict[str, LLM]:
-    """The engines that serve now, by name."""
+    """The engines that serve now, by name; catalog names as the catalog spells them."""
     with _lock:
         futures = dict(_engines)
     return {name: future.result() for name, future in futures.items() if future.done() and not _replaceable(future)}
@@ -69,6 +71,7 @@ def loaded() -> dict[str, LLM]:
 
 def close(name: str) -> None:
     """Close the engine of ``name`` and forget its options. Unknown names are ignored."""
+    name = _key(name)
     with _lock:
         future = _engines.pop(name, None)
         _options.pop(name, None)
@@ -82,6 +85,14 @@ def close_all() -> None:
         names = list(_engines)
     for name in names:
         close(name)
+
+
+def _key(name: str) -> str:
+    """One spelling for the spellings of a catalog name, or one model would be loaded twice."""
+    if not isinstance(name, str):
+        raise ConfigError(f"a model's name must be a string, got {name!r}")
+    entry = catalog_entry(name)
+    return entry.name if entry is not None else name
 
 
 def _set_options(name: str, options: dict[str, Any]) -> None:

@@ -122,7 +122,7 @@ def test_options_are_for_the_first_use(factory: Factory) -> None:
     llm = registry.get_llm("one")
     assert registry.get_llm("one", max_num_sequences=3) is llm
     for other in ({"max_num_sequences": 4}, {"max_num_sequences": 3, "seed": 1}):
-        with pytest.raises(ConfigError, match=r"'one' is loaded with other options already; close\('one'\) first"):
+        with pytest.raises(ConfigError, match=r"'one' is loaded with other options already; call .*close\('one'\) first"):
             registry.get_llm("one", **other)
         with pytest.raises(ConfigError, match="other options"):
             registry.configure("one", **other)
@@ -152,3 +152,15 @@ def test_an_alias_names_another_model(factory: Factory) -> None:
     registry.get_llm("exact")
     assert factory.asked == [("smollm2-135m", {"dtype": "float32"})]
     assert set(registry.loaded()) == {"exact"}
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "SmolLM2-135M", " smollm2-135m ", "minivllm/smollm2-135m"])
+def test_the_spellings_of_a_catalog_name_are_one_engine(name: str) -> None:
+    assert registry._key(name) == "smollm2-135m"
+
+
+@pytest.mark.parametrize("name", [[], None, 5])
+def test_a_name_that_is_none_is_a_config_error(name: Any) -> None:
+    for call in (registry.get_llm, registry.close, registry.configure):
+        with pytest.raises(ConfigError):
+            call(name)

@@ -111,15 +111,20 @@ def _cpu_backend(
     num_blocks = plan_num_blocks(config, model, kinds.cache)
     weights = packed_weights(source, description, kinds.weights, load_format=config.load_format, seed=config.seed)
     positions = min(config.max_model_len or model.max_position_embeddings, num_blocks * config.block_size)
-    decoder = CpuDecoder(
-        decoder_geometry(model),
-        weights,
-        RotaryTable(model.rope, model.head_dim, positions).cos_sin,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        cache_kind=kinds.cache,
-        threads=config.num_threads or torch.get_num_threads(),
-    )
+    try:
+        decoder = CpuDecoder(
+            decoder_geometry(model),
+            weights,
+            RotaryTable(model.rope, model.head_dim, positions).cos_sin,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            cache_kind=kinds.cache,
+            threads=config.num_threads or torch.get_num_threads(),
+        )
+    except (RuntimeError, MemoryError, TypeError) as error:  # torch's allocator says no in all of these ways
+        raise ConfigError(
+            f"no memory for num_blocks={num_blocks} KV blocks of {config.block_size} tokens; lower num_blocks or kv_cache_bytes"
+        ) from error
     return Backend(CpuRunner(decoder, ends), num_blocks, decoder.cache_bytes, "cpu", kinds.weights)
 
 

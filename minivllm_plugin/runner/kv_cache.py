@@ -73,6 +73,8 @@ def plan_num_blocks(engine: EngineConfig, model: ModelConfig, kind: str) -> int:
             window = engine.max_model_len or model.max_position_embeddings
             useful = min(engine.max_num_sequences * window, max(2 * window, DEFAULT_TOKENS))
             num_blocks = min(num_blocks, -(-useful // engine.block_size))
+    if num_blocks * engine.block_size < 2:
+        raise ConfigError(f"num_blocks={num_blocks} of block_size={engine.block_size} is a window of one token: raise num_blocks")
     if engine.max_model_len is not None and engine.max_model_len > num_blocks * engine.block_size:
         needed = -(-engine.max_model_len // engine.block_size)
         raise ConfigError(

@@ -124,3 +124,14 @@ def test_quantization_none_int8_and_dtypes_give_what_they_say(tiny: str) -> None
             assert (llm.kernels, llm.dtype) == ("cpu", dtype)
     with open_tiny(tiny, dtype="float16") as llm:
         assert (llm.kernels, llm.dtype) == ("torch", "float16")
+
+
+@pytest.mark.parametrize("options", [{"num_blocks": 10**12}, {"num_blocks": 10**30}, {"kv_cache_bytes": 10**16}], ids=str)
+def test_a_pool_beyond_all_memory_is_named(tiny: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="num_blocks"):
+        open_tiny(tiny, **options)
+
+
+def test_a_window_of_one_token_is_refused(tiny: str) -> None:
+    with pytest.raises(ConfigError, match="one token"):
+        open_tiny(tiny, num_blocks=1, block_size=1)
