@@ -41,6 +41,7 @@ IS_ARM = platform.machine() in ("aarch64", "arm64")
 ISAS: dict[str, InstructionSet] = {
     "native": InstructionSet(("-mcpu=native",) if IS_ARM else ("-march=native",)),  # whatever the machine has
     "avx512vnni": InstructionSet(("-march=x86-64-v4", "-mavx512vnni"), (*V4, "avx512_vnni")),
+    "avx512": InstructionSet(("-march=x86-64-v4",), V4),
     "avxvnni": InstructionSet(("-march=x86-64-v3", "-mavxvnni"), (*V3, "avx_vnni")),
     "avx2": InstructionSet(("-march=x86-64-v3",), V3),
     "sdot": InstructionSet(("-march=armv8.2-a+dotprod",), ("asimd", "asimddp")),

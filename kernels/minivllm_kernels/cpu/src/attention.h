@@ -14,6 +14,7 @@
 constexpr int CHUNK = 128;
 constexpr int GROUPS = CHUNK / 16;
 constexpr int STRIP = 6;  // query rows that share one pass over the keys
+constexpr int IN_REGISTERS = VECTOR_BYTES == 64 ? 4 : 2;  // sixteens of sums that each of up to three rows can keep there
 
 struct Cache {  // one layer; mirrored by ctypes
   void *k, *v;
@@ -175,7 +176,7 @@ template <int M, class E>
 static void attend(const float *q, int D, const Keys<E> &keys, const int *visible, float *out, float *peak, float *total) {
   alignas(64) float scores[M * CHUNK];
   const int groups = (keys.count + 15) / 16;
-  constexpr int N = M <= 3 ? 4 : 2;
+  constexpr int N = M <= 3 ? IN_REGISTERS : IN_REGISTERS / 2;
   int g = 0;
   for (; g + N <= groups; g += N) score_groups<M, N, E>(q, D, keys, g, groups, scores);
   for (; g < groups; g++) score_groups<M, 1, E>(q, D, keys, g, groups, scores);
@@ -204,8 +205,9 @@ static void attend(const float *q, int D, const Keys<E> &keys, const int *visibl
     }
     total[m] = sum_lanes(sum);
   }
+  constexpr int C = M <= 3 || IN_REGISTERS == 4 ? IN_REGISTERS : 1;
   int column = 0;
-  for (; column + 64 <= D; column += 64) weigh_values<M, 4, E>(scores, keys, D, column, out);
+  for (; column + 16 * C <= D; column += 16 * C) weigh_values<M, C, E>(scores, keys, D, column, out);
   for (; column < D; column += 16) weigh_values<M, 1, E>(scores, keys, D, column, out);
 }
 

@@ -6,13 +6,16 @@
 #pragma once
 #include "vec.h"
 
-#if defined(__AVX512VNNI__)
+#if VECTOR_BYTES == 64 && defined(__AVX512VNNI__)
 #define ISA_NAME "avx512vnni"
 #define DOT_TAKES_UNSIGNED 1
-#elif defined(__AVXVNNI__)
+#elif VECTOR_BYTES == 64
+#define ISA_NAME "avx512"
+#define DOT_TAKES_UNSIGNED 0
+#elif VECTOR_BYTES == 32 && defined(__AVXVNNI__)
 #define ISA_NAME "avxvnni"
 #define DOT_TAKES_UNSIGNED 1
-#elif defined(__AVX2__)
+#elif VECTOR_BYTES == 32
 #define ISA_NAME "avx2"
 #define DOT_TAKES_UNSIGNED 0
 #elif defined(__ARM_FEATURE_DOTPROD)
@@ -26,9 +29,9 @@
 #define DOT_TAKES_UNSIGNED 0
 #endif
 
-#if defined(__AVX512VNNI__)
+#if VECTOR_BYTES == 64
 typedef __m512i weights64;  // four bytes for each of sixteen channels
-#elif defined(__AVX2__)
+#elif VECTOR_BYTES == 32
 struct weights64 {
   __m256i h[2];
 };
@@ -45,9 +48,10 @@ struct weights64 {
 static INLINE i32x16 dot_start(int32_t correction) { return splat_i32(DOT_TAKES_UNSIGNED ? correction : 0); }
 
 static INLINE weights64 load_weights(const uint8_t *p) {
-#if defined(__AVX512VNNI__)
-  return _mm512_loadu_si512(p);
-#elif defined(__AVX2__)
+#if VECTOR_BYTES == 64
+  const __m512i w = _mm512_loadu_si512(p);
+  return DOT_TAKES_UNSIGNED ? w : _mm512_xor_si512(w, _mm512_set1_epi8((char)0x80));
+#elif VECTOR_BYTES == 32
   weights64 w{{_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 32))}};
 #if !DOT_TAKES_UNSIGNED
   const __m256i sign = _mm256_set1_epi8((char)0x80);
@@ -67,16 +71,23 @@ static INLINE weights64 load_weights(const uint8_t *p) {
 }
 
 // accumulator[channel] += sum over i of weight[channel][i] * activation[i], the four activations packed into one integer.
-#if defined(__AVX512VNNI__)
+#if VECTOR_BYTES == 64
 static INLINE i32x16 dot4(i32x16 accumulator, weights64 w, int32_t activations) {
-  return (i32x16)_mm512_dpbusd_epi32((__m512i)accumulator, w, _mm512_set1_epi32(activations));
+  const __m512i q = _mm512_set1_epi32(activations);
+#if defined(__AVX512VNNI__)
+  return (i32x16)_mm512_dpbusd_epi32((__m512i)accumulator, w, q);
+#else
+  // |w| x (q with w's sign): pairs reach at most 2 * 127 * 127, which sixteen bits hold.
+  const __m512i turned = _mm512_mask_sub_epi8(q, _mm512_movepi8_mask(w), _mm512_setzero_si512(), q);
+  const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), turned);
+  return (i32x16)_mm512_add_epi32((__m512i)accumulator, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#endif
 }
-#elif defined(__AVX2__)
+#elif VECTOR_BYTES == 32
 static INLINE i32s dot4_half(i32s a, __m256i w, __m256i q) {
 #if defined(__AVXVNNI__)
   return (i32s)_mm256_dpbusd_avx_epi32((__m256i)a, w, q);
 #else
-  // |w| x (q with w's sign): pairs reach at most 2 * 127 * 127, which sixteen bits hold.
   __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(q, w));
   return (i32s)_mm256_add_epi32((__m256i)a, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 #endif

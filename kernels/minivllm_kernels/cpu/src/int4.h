@@ -14,7 +14,7 @@ struct F16 {  // IEEE half
   uint16_t bits;
 };
 
-#if !defined(__AVX2__) && !defined(__aarch64__)
+#if VECTOR_BYTES == 16 && !defined(__aarch64__)
 static inline float half_to_float(uint16_t h) {
   const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
   uint32_t bits;
@@ -31,9 +31,9 @@ static inline float half_to_float(uint16_t h) {
 }
 #endif
 static INLINE f32x16 load(const F16 *p) {
-#if defined(__AVX512F__)
+#if VECTOR_BYTES == 64
   return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
-#elif defined(__AVX2__)
+#elif VECTOR_BYTES == 32
   return {(f32s)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)), (f32s)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1))};
 #elif defined(__aarch64__)
   const float16_t *h = (const float16_t *)p;
@@ -48,11 +48,11 @@ static INLINE f32x16 load(const F16 *p) {
 
 // A line of 64 bytes as two sets of weights for dot4. They are within 0..15, so signed and unsigned are the same: sums start at 0.
 static INLINE void split_nibbles(const uint8_t *p, weights64 &low, weights64 &high) {
-#if defined(__AVX512VNNI__)
+#if VECTOR_BYTES == 64
   const __m512i x = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
   low = _mm512_and_si512(x, mask);
   high = _mm512_and_si512(_mm512_srli_epi16(x, 4), mask);
-#elif defined(__AVX2__)
+#elif VECTOR_BYTES == 32
   const __m256i mask = _mm256_set1_epi8(15);
   for (int i = 0; i < 2; i++) {
     const __m256i x = _mm256_loadu_si256((const __m256i *)(p + 32 * i));

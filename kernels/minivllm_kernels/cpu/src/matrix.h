@@ -15,10 +15,10 @@
 #define GROUP 64
 #endif
 constexpr int PANEL = 32;
-#if defined(__AVX512F__)
+#if VECTOR_BYTES == 64
 constexpr int TILE_INT8 = 6, TILE_FLOAT = 8;
 #else
-constexpr int TILE_INT8 = 2, TILE_FLOAT = 4;
+constexpr int TILE_INT8 = 2, TILE_FLOAT = 2;
 #endif
 
 enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };

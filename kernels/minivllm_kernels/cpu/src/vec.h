@@ -24,9 +24,9 @@ struct BF16 {  // the upper half of a float
 
 // --- what the machine has: `f32s` and `i32s` are its widest vectors ----------------------------------------------------------
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #define VECTOR_BYTES 64
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define VECTOR_BYTES 32
 #else
 #define VECTOR_BYTES 16
@@ -40,9 +40,9 @@ typedef uint16_t u16s __attribute__((vector_size(VECTOR_BYTES / 2)));
 typedef u16s u16s_any __attribute__((aligned(2), may_alias));
 
 static INLINE void fill(f32s &v, float x) {  // not f32s{} + x: that is an addition, since 0 + -0 is 0
-#if defined(__AVX512F__)
+#if VECTOR_BYTES == 64
   v = (f32s)_mm512_set1_ps(x);
-#elif defined(__AVX2__)
+#elif VECTOR_BYTES == 32
   v = (f32s)_mm256_set1_ps(x);
 #else
   v = f32s{x, x, x, x};
@@ -57,9 +57,9 @@ static INLINE i32s as_ints(f32s v) { return (i32s)v; }
 static INLINE f32s to_float(i32s v) { return __builtin_convertvector(v, f32s); }
 static INLINE f32s select(i32s mask, f32s a, f32s b) { return mask ? a : b; }
 
-#if defined(__AVX512F__)
+#if VECTOR_BYTES == 64
 static INLINE f32s fma(f32s a, f32s b, f32s c) { return (f32s)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
-#elif defined(__AVX2__)
+#elif VECTOR_BYTES == 32
 static INLINE f32s fma(f32s a, f32s b, f32s c) { return (f32s)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 #elif defined(__aarch64__)
 static INLINE f32s fma(f32s a, f32s b, f32s c) { return (f32s)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
@@ -69,27 +69,27 @@ static OUTLINE f32s fma(f32s a, f32s b, f32s c) {
 }
 #endif
 static INLINE f32s vmax(f32s a, f32s b) {  // the second operand where either is NaN, as x86 does
-#if defined(__AVX512F__)
+#if VECTOR_BYTES == 64
   return (f32s)_mm512_max_ps((__m512)a, (__m512)b);
-#elif defined(__AVX2__)
+#elif VECTOR_BYTES == 32
   return (f32s)_mm256_max_ps((__m256)a, (__m256)b);
 #else
   return a > b ? a : b;
 #endif
 }
 static INLINE i32s vmax(i32s a, i32s b) {
-#if defined(__AVX512F__)
+#if VECTOR_BYTES == 64
   return (i32s)_mm512_max_epi32((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
+#elif VECTOR_BYTES == 32
   return (i32s)_mm256_max_epi32((__m256i)a, (__m256i)b);
 #else
   return a > b ? a : b;
 #endif
 }
 static INLINE i32s round_to_int(f32s a) {  // to the nearest, ties to even; |a| < 2^22
-#if defined(__AVX512F__)
+#if VECTOR_BYTES == 64
   return (i32s)_mm512_cvtps_epi32((__m512)a);
-#elif defined(__AVX2__)
+#elif VECTOR_BYTES == 32
   return (i32s)_mm256_cvtps_epi32((__m256)a);
 #elif defined(__aarch64__)
   return (i32s)vcvtnq_s32_f32((float32x4_t)a);
@@ -99,9 +99,9 @@ static INLINE i32s round_to_int(f32s a) {  // to the nearest, ties to even; |a| 
 #endif
 }
 static INLINE f32s floor_of(f32s a) {  // |a| < 2^22
-#if defined(__AVX512F__)
+#if VECTOR_BYTES == 64
   return (f32s)_mm512_roundscale_ps((__m512)a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-#elif defined(__AVX2__)
+#elif VECTOR_BYTES == 32
   return (f32s)_mm256_floor_ps((__m256)a);
 #elif defined(__aarch64__)
   return (f32s)vrndmq_f32((float32x4_t)a);
@@ -205,9 +205,9 @@ static INLINE f32x16 load(const BF16 *p) {
   return v;
 }
 static INLINE f32x16 load(const int8_t *p) {
-#if defined(__AVX512F__)
+#if VECTOR_BYTES == 64
   return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-#elif defined(__AVX2__)
+#elif VECTOR_BYTES == 32
   const __m128i bytes = _mm_loadu_si128((const __m128i *)p);
   return to_float(i32x16{(i32s)_mm256_cvtepi8_epi32(bytes), (i32s)_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
 #elif defined(__aarch64__)
@@ -223,9 +223,9 @@ static INLINE f32x16 load(const int8_t *p) {
 }
 static INLINE void store(float *p, const f32x16 &v) { write(p, v); }
 static INLINE void store_bytes(int8_t *p, const i32x16 &v) {  // values within -127..127
-#if defined(__AVX512F__)
+#if VECTOR_BYTES == 64
   _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)v));
-#elif defined(__AVX2__)
+#elif VECTOR_BYTES == 32
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)v.lo, (__m256i)v.hi), 0xd8);
   _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 #elif defined(__aarch64__)
@@ -245,7 +245,7 @@ static INLINE float sum_lanes(const f32x16 &v) {
   return (q[0] + q[1]) + (q[2] + q[3]);
 }
 static INLINE int32_t sum_lanes(const i32x16 &v) {
-#if defined(__AVX512F__)
+#if VECTOR_BYTES == 64
   return _mm512_reduce_add_epi32((__m512i)v);
 #else
   int32_t s = 0;
@@ -254,7 +254,7 @@ static INLINE int32_t sum_lanes(const i32x16 &v) {
 #endif
 }
 static INLINE float max_lanes(const f32x16 &v) {
-#if defined(__AVX512F__)
+#if VECTOR_BYTES == 64
   return _mm512_reduce_max_ps((__m512)v);
 #else
   float m = v[0];
@@ -263,7 +263,7 @@ static INLINE float max_lanes(const f32x16 &v) {
 #endif
 }
 static INLINE int32_t max_lanes(const i32x16 &v) {
-#if defined(__AVX512F__)
+#if VECTOR_BYTES == 64
   return _mm512_reduce_max_epi32((__m512i)v);
 #else
   int32_t m = v[0];
