@@ -18,6 +18,7 @@ __all__ = [
     "argmax",
     "attention",
     "embedding",
+    "filter_probabilities",
     "linear",
     "rms_norm",
     "rotary",

@@ -84,7 +84,7 @@ def native(directory: Path) -> dict[str, str]:
 
 def test_the_selftest_looks_at_everything(native: dict[str, str], directory: Path) -> None:
     assert digests("native", "c++", directory)[0] == kernel_library().minivllm_isa().decode()
-    assert {name.split()[0] for name in native} == {"exp2v", "silu", "lanes", "bytes", "bfloat16", "product", "decoder"}
+    assert {name.split()[0] for name in native} == {"exp2v", "silu", "lanes", "bytes", "bfloat16", "sample", "product", "decoder"}
     for weights, cache in WEIGHT_AND_CACHE_KINDS:
         assert f"decoder {weights} weights, {cache} cache, blocks of 16" in native
     # Different computations, different digests; only a block size changes nothing.

@@ -314,12 +314,18 @@ void minivllm_linear(const Matrix *w, const float *x, int rows, int size, float 
   pool.run(threads, [&](int) { multiply(room, rows, *w, y, stride, (Epilogue)end, threads, next); });
 }
 void minivllm_sample(const float *x, int rows, int size, size_t stride, const Draw *draws, int64_t *tokens, int threads) {
-  threads = std::min(threads, rows);
-  pool.run(threads, [&](int id) {
+  threads = std::max(1, std::min(threads, rows));
+  auto job = [&](int id) {
     Sampler sampler;
     Share mine(rows, id, threads);
     for (int r = mine.begin; r < mine.end; r++) tokens[r] = sampler.draw(x + r * stride, size, draws[r]);
-  });
+  };
+  try {
+    pool.run(threads, job);
+  } catch (const std::system_error &) {  // as above
+    threads = 1;
+    job(0);
+  }
 }
 void *minivllm_decoder_new(const Model *model) {  // null: no memory
   try {

@@ -223,9 +223,34 @@ static void test_decoder(int kind, int cache_kind, int block_size) {
   digest.print(std::string("decoder ") + NAMES[kind] + " weights, " + NAMES[cache_kind] + " cache, blocks of " + std::to_string(block_size));
 }
 
+static void test_sampling() {
+  Random random(5);
+  Digest digest;
+  for (int size : {1, 17, 1000, 5000}) {
+    constexpr int rows = 24;
+    std::vector<float> logits = random.reals((size_t)rows * size, 6.f);
+    std::vector<Draw> draws(rows);
+    for (Draw &d : draws) {
+      d.uniform = (random.real() + 1.0) / 2.001;
+      d.temperature = 0.5f + 0.5f * random.real() + 0.01f;
+      d.top_p = random.below(2) ? 1.f : 0.9f;
+      d.min_p = random.below(3) ? 0.f : 0.02f;
+      d.top_k = random.below(2) ? 0 : 1 + random.below(60);
+    }
+    std::vector<int64_t> tokens(rows);
+    minivllm_sample(logits.data(), rows, size, size, draws.data(), tokens.data(), 2);
+    for (int64_t token : tokens) {
+      const float value = (float)token;
+      digest.add(&value, 1);
+    }
+  }
+  digest.print("sample");
+}
+
 int main() {
   printf("isa %s\n", minivllm_isa());
   test_vectors();
+  test_sampling();
   for (int kind : {FLOAT32, BFLOAT16, INT8, INT4}) test_products(kind);
   for (int kind : {FLOAT32, BFLOAT16, INT8, INT4})
     for (int cache_kind : {FLOAT32, BFLOAT16, INT8}) test_decoder(kind, cache_kind, 16);
