@@ -10,7 +10,10 @@ from typing import Any
 __all__ = ["describe_machine", "describe_software", "resident_memory"]
 
 PACKAGES = ("minivllm-plugin", "torch", "numpy", "tokenizers", "transformers")
-FLAGS = ("avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
+FLAGS = (
+    "avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve",
+)  # fmt: skip
 
 
 def describe_machine() -> dict[str, Any]:

@@ -5,7 +5,6 @@ import os
 import platform
 import shutil
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -66,15 +65,18 @@ def _versions() -> Section:
 def _machine() -> Section:
     import torch
 
-    model, flags = _cpu()
+    from minivllm_plugin.bench.machine import describe_machine
+
+    found = describe_machine()
+    memory = found["memory_bytes"]
     machine = {
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": model,
-        "cpu flags": " ".join(flag for flag in CPU_FLAGS if flag in flags) or "unknown",
+        "system": found["system"],
+        "cpu": found["cpu"],
+        "cpu flags": " ".join(found["cpu_features"]) or "unknown",
         "torch cpu capability": torch.backends.cpu.get_cpu_capability(),
-        "cores usable": str(_usable_cores()),
+        "cores usable": str(found["cores"]),
         "torch threads": str(torch.get_num_threads()),
-        "memory": _memory(),
+        "memory": f"{memory / 2**30:.0f} GiB" if memory else "unknown",
     }
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -86,28 +88,6 @@ def _machine() -> Section:
 
 def _devices(machine: Section) -> list[str]:
     return ["cpu", *(["cuda"] if any(name.startswith("cuda:") for name in machine) else [])]
-
-
-def _cpu() -> tuple[str, frozenset[str]]:
-    """Model name and feature flags, from the kernel where it tells."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.processor() or "unknown", frozenset()
-    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
-    flags = fields.get("flags") or fields.get("features") or ""
-    return fields.get("model name") or platform.processor() or "unknown", frozenset(flags.split())
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _memory() -> str:
-    try:
-        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"
-    except (AttributeError, ValueError, OSError):  # not on every platform
-        return "unknown"
 
 
 def _kernels(device: str) -> Section:
