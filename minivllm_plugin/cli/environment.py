@@ -23,10 +23,6 @@ PACKAGES = (
     "triton",
     "flash-attn",
 )
-CPU_FLAGS = (
-    "avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",
-    "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve",
-)  # fmt: skip
 VARIABLES = ("MINIVLLM_", "HF_HUB_OFFLINE", "HF_HOME", "OMP_NUM_THREADS", "LITELLM_LOCAL_MODEL_COST_MAP", "CUDA_VISIBLE_DEVICES")
 
 Section = dict[str, str]
