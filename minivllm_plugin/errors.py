@@ -13,6 +13,8 @@
     │   ├── ModelLoadError                    files are missing, corrupt or incomplete
     │   └── UnsupportedModelError             architecture, rope kind, quantisation or tensor not supported
     ├── QueueFullError                        the waiting queue is at its limit; try again later
+    │   └── RequestRejectedError              a policy refused the request; ``retry_after`` says when to come back
+    ├── PluginError                           a plugin cannot be loaded, or failed while errors are to be raised
     ├── RequestFailedError                    this request alone failed (NaN logits, a failing plugin)
     ├── RequestAbortedError                   the request was aborted while somebody waited for its result
     ├── RequestTimeoutError (TimeoutError)    the caller's deadline passed; the request was aborted
@@ -35,9 +37,11 @@ __all__ = [
     "ModelError",
     "ModelLoadError",
     "ModelNotFoundError",
+    "PluginError",
     "QueueFullError",
     "RequestAbortedError",
     "RequestFailedError",
+    "RequestRejectedError",
     "RequestTimeoutError",
     "UnsupportedFeatureError",
     "UnsupportedModelError",
@@ -86,6 +90,18 @@ class UnsupportedModelError(ModelError):
 
 class QueueFullError(MinivllmError):
     """The waiting queue is at its limit."""
+
+
+class RequestRejectedError(QueueFullError):
+    """A policy refused the request before it was queued. ``retry_after``: seconds, or None."""
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class PluginError(MinivllmError):
+    """A plugin cannot be loaded, or it failed in an engine with ``plugin_errors="raise"``. Names the plugin."""
 
 
 class RequestFailedError(MinivllmError):

@@ -32,6 +32,7 @@ ENGINE_MAY_IMPORT = {
     "minivllm_plugin.events",
     "minivllm_plugin.hookspecs",
     "minivllm_plugin.sampling_parameters",
+    "minivllm_plugin.views",
 }
 HEAVY = ("torch", "transformers", "litellm", "gradio", "tokenizers", "huggingface_hub", "numpy")
 

@@ -13,42 +13,28 @@ first, since a prefix is worth more than its continuation.
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceABC
-from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
 
 import xxhash
 
+from minivllm_plugin.engine.block import CUT_CHAIN, ROOT_ENTRY, Block, PoolStatistics
 from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.errors import ConfigError
+from minivllm_plugin.events import (
+    AllBlocksCleared,
+    BlockEvent,
+    BlockRemoved,
+    BlocksAllocated,
+    BlocksFreed,
+    BlocksHit,
+    BlockStored,
+)
+from minivllm_plugin.views import CandidateBlock
 
 __all__ = ["Block", "BlockManager", "PoolStatistics"]
-
-ROOT_ENTRY = None
-CUT_CHAIN = -1
-
-
-@dataclass(slots=True)
-class Block:
-    """One KV block. ``entry_id`` is set exactly while the prefix index points here."""
-
-    block_id: int
-    ref_count: int = 0
-    key: int | None = None
-    entry_id: int | None = None
-    parent_entry: int | None = ROOT_ENTRY
-    salt: str | None = None
-    token_ids: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
-class PoolStatistics:
-    """Totals since start, in tokens and blocks."""
-
-    queried_tokens: int = 0
-    hit_tokens: int = 0
-    stored_blocks: int = 0
-    evicted_blocks: int = 0
 
 
 class BlockManager:
@@ -58,6 +44,11 @@ class BlockManager:
         num_blocks: blocks in the pool, at least 1.
         block_size: tokens per block, at least 1. The one place where this number lives.
         enable_prefix_caching: False keeps every block private.
+
+    Attributes:
+        log: what happens to blocks is appended here, for whoever empties it; None records nothing.
+        prepare_taking: called before that many blocks are taken from the front of the free queue; may bring others to it
+            (:meth:`eviction_window`, :meth:`move_to_front`). None takes the oldest.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
@@ -69,10 +60,13 @@ class BlockManager:
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.hash_to_block_id: dict[int, int] = {}
         self.statistics = PoolStatistics()
+        self.log: list[BlockEvent] | None = None
+        self.prepare_taking: Callable[[int], None] | None = None
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._entries: set[int] = set()  # entry ids that the index still holds
         self._next_entry_id = 0
         self._num_cached_blocks = 0
+        self._num_freed = 0
 
     @property
     def num_blocks(self) -> int:
@@ -150,9 +144,12 @@ class BlockManager:
                 del self._free[block.block_id]
                 self._num_cached_blocks -= 1
             block.ref_count += 1
+            block.num_hits += 1
             seq.block_table.append(block.block_id)
-        for _ in range(self.blocks_needed(seq.num_tokens) - len(prefix)):
-            seq.block_table.append(self._take())
+        if prefix and self.log is not None:
+            keys = tuple(seq.block_keys[: len(prefix)])
+            self.log.append(BlocksHit(seq.request_id or "", tuple(seq.block_table), keys))
+        self._extend(seq, self.blocks_needed(seq.num_tokens) - len(prefix))
         cached = len(prefix) * self.block_size
         seq.num_cached_tokens = seq.num_computed_tokens = cached
         seq.num_hashed_blocks = len(prefix)
@@ -171,7 +168,7 @@ class BlockManager:
         missing = self.blocks_needed(seq.num_tokens) - len(seq.block_table)
         assert missing <= min(1, len(self._free)), "append() without can_append()"
         if missing > 0:
-            seq.block_table.append(self._take())
+            self._extend(seq, missing)
 
     def commit(self, seq: Sequence) -> None:
         """Enter the blocks of ``seq`` that are full and computed into the index. Call once their K/V are written."""
@@ -185,7 +182,7 @@ class BlockManager:
             key = self._key(seq, index)
             known = self.hash_to_block_id.get(key)
             if known is not None and self._is_orphan(self.blocks[known]):
-                self._forget(self.blocks[known])  # or it would keep this key from everybody for as long as it lives
+                self._forget(self.blocks[known], "forgotten")  # or it would keep this key from everybody for as long as it lives
                 known = None
             if known is None:
                 seq.prefix_entry = self._store(seq, index, key)
@@ -201,12 +198,16 @@ class BlockManager:
 
     def deallocate(self, seq: Sequence) -> None:
         """Take back all blocks of ``seq``, deepest first. Harmless when it holds none."""
+        if seq.block_table and self.log is not None:
+            self.log.append(BlocksFreed(seq.request_id or "", tuple(reversed(seq.block_table))))
         for block_id in reversed(seq.block_table):
             block = self.blocks[block_id]
             block.ref_count -= 1
             assert block.ref_count >= 0, f"block {block_id} released more often than held"
             if block.ref_count == 0:
                 self._free[block_id] = None
+                self._num_freed += 1
+                block.freed_at = self._num_freed
                 self._num_cached_blocks += block.key is not None
         seq.block_table.clear()
         seq.num_computed_tokens = 0
@@ -217,14 +218,46 @@ class BlockManager:
         """Take the blocks of ``seq`` out of the index: what they hold is not to be trusted. It keeps them until it ends."""
         for block_id in seq.block_table:
             if self.blocks[block_id].key is not None:
-                self._forget(self.blocks[block_id])
+                self._forget(self.blocks[block_id], "forgotten")
 
     def reset_prefix_cache(self) -> int:
         """Forget every indexed block; held blocks stay with their holders. Returns how many entries were dropped."""
         entries = list(self.hash_to_block_id.values())
         for block_id in entries:
-            self._forget(self.blocks[block_id])
+            self._forget(self.blocks[block_id], None)
+        if self.log is not None:
+            self.log.append(AllBlocksCleared())
         return len(entries)
+
+    # --- who goes first -------------------------------------------------------------------------------------------
+
+    def count_cached_tokens(self, seq: Sequence) -> int:
+        """Tokens of ``seq`` that the index probably holds (keys are compared, tokens are not): for policies, not for use."""
+        if not self.enable_prefix_caching:
+            return 0
+        most = (seq.num_tokens - 1) // self.block_size
+        found = 0
+        while found < most and self._key(seq, found) in self.hash_to_block_id:
+            found += 1
+        return found * self.block_size
+
+    def eviction_window(self, size: int) -> tuple[list[int], list[CandidateBlock]]:
+        """Of the ``size`` blocks freed longest ago: those that hold nothing findable, and those that do; oldest first."""
+        blank: list[int] = []
+        candidates: list[CandidateBlock] = []
+        for block_id in islice(self._free, size):
+            block = self.blocks[block_id]
+            if block.key is None:
+                blank.append(block_id)
+            else:
+                age = self._num_freed - block.freed_at
+                candidates.append(CandidateBlock(block_id, block.num_hits, age, block.depth, block.salt))
+        return blank, candidates
+
+    def move_to_front(self, block_ids: SequenceABC[int]) -> None:
+        """Have these free blocks taken next, the first of them first."""
+        for block_id in reversed(block_ids):
+            self._free.move_to_end(block_id, last=False)
 
     # --- invariants ------------------------------------------------------------------------------------------------
 
@@ -276,25 +309,44 @@ class BlockManager:
         block.entry_id = self._next_entry_id
         block.parent_entry = seq.prefix_entry
         block.salt = seq.cache_salt
+        block.depth = index
+        block.num_hits = 0
         block.token_ids = tuple(seq.token_ids[start : start + self.block_size])
         self._entries.add(self._next_entry_id)
         self._next_entry_id += 1
         self.hash_to_block_id[key] = block.block_id
         self.statistics.stored_blocks += 1
+        if self.log is not None:
+            parent = seq.block_keys[index - 1] if index else None
+            salt = () if block.salt is None else (block.salt,)
+            self.log.append(BlockStored((key,), parent, block.token_ids, self.block_size, (block.block_id,), salt))
         return block.entry_id
+
+    def _extend(self, seq: Sequence, num_blocks: int) -> None:
+        """Give ``seq`` that many fresh blocks."""
+        if not num_blocks:
+            return
+        if self.prepare_taking is not None:
+            self.prepare_taking(num_blocks)
+        seq.block_table += [self._take() for _ in range(num_blocks)]
+        if self.log is not None:
+            self.log.append(BlocksAllocated(seq.request_id or "", tuple(seq.block_table[-num_blocks:])))
 
     def _take(self) -> int:
         block_id, _ = self._free.popitem(last=False)
         block = self.blocks[block_id]
         if block.key is not None:
-            self._forget(block)
+            self._forget(block, "evicted")
             self.statistics.evicted_blocks += 1
         block.ref_count = 1
         return block_id
 
-    def _forget(self, block: Block) -> None:
+    def _forget(self, block: Block, cause: Literal["evicted", "forgotten"] | None) -> None:
+        """Take one entry out of the index; no ``cause``: the caller tells it himself."""
         assert block.key is not None
         assert block.entry_id is not None
+        if cause is not None and self.log is not None:
+            self.log.append(BlockRemoved((block.key,), (block.block_id,), cause))
         del self.hash_to_block_id[block.key]
         self._entries.remove(block.entry_id)
         self._num_cached_blocks -= block.ref_count == 0

@@ -4,12 +4,14 @@
 its engine thread; tests and researchers drive it by hand.
 """
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from minivllm_plugin.engine.admission import Limits, check_request
+from minivllm_plugin.engine.hooks import Hooks, Observer, StepTimes
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.engine.sequence import FinishReason, Sequence
 from minivllm_plugin.errors import EngineError, InvalidRequestError
@@ -38,7 +40,7 @@ class RequestProgress:
     request_id: str
     token_id: int | None
     finish_reason: FinishReason | None
-    stop_reason: int | None
+    stop_reason: int | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +64,30 @@ class LLMEngine:
         runner: computes batches; shares the scheduler's block geometry.
         limits: vocabulary and window that requests are checked against.
         encode: text -> token ids; without it only token ids are taken.
+        clock: seconds, for arrival times and for what plugins are told.
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, limits: Limits, encode: Callable[[str], list[int]] | None = None
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        limits: Limits,
+        encode: Callable[[str], list[int]] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.limits = limits
+        self.clock = clock
         self._encode = encode
+        self._hooks: Hooks | None = None
+        self._observer: Observer | None = None
+
+    def attach(self, hooks: Hooks) -> None:
+        """Let plugins watch and steer this engine. Once, before the first request."""
+        self._hooks = hooks
+        self._observer = hooks.attach(self.scheduler, self.clock)
 
     def add_prompt(
         self,
@@ -80,12 +97,15 @@ class LLMEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Sequence:
         """Tokenise and check a prompt, and put it into ``waiting``.
 
         Raises:
             InvalidRequestError, ContextWindowExceededError: before anything is queued.
+            RequestRejectedError: a policy refused it.
         """
+        self._refuse_reentry()
         if isinstance(prompt, str):
             if self._encode is None:
                 raise InvalidRequestError("this engine has no tokenizer; pass token ids instead of text")
@@ -99,9 +119,15 @@ class LLMEngine:
             request_id=request_id,
             priority=priority,
             cache_salt=cache_salt,
+            metadata=metadata,
             max_model_length=window,
         )
+        sequence.arrival_time = self.clock()
+        if self._hooks is not None:
+            self._hooks.before_queueing(sequence)
         self.scheduler.add_sequence(sequence)
+        if self._observer is not None:
+            self._observer.request_queued(sequence)
         return sequence
 
     def step(self) -> StepOutput:
@@ -110,6 +136,9 @@ class LLMEngine:
         Raises:
             EngineStalledError: there is work but no batch.
         """
+        self._refuse_reentry()
+        observer = self._observer
+        began = self.clock()
         batch, is_prefill = self.scheduler.schedule()
         if not batch:
             if not self.scheduler.is_finished():
@@ -117,7 +146,12 @@ class LLMEngine:
                 raise EngineStalledError(f"{waiting} waiting and {running} running requests, but none can be scheduled")
             return NOTHING
         num_tokens = sum(seq.num_scheduled_tokens for seq in batch)
+        scheduled = self.clock()
+        if observer is not None:
+            observer.step_started(batch)
+        running = self.clock()
         token_ids = self.runner.run(batch, is_prefill)
+        ran = self.clock()
         # One that was aborted meanwhile was reported by abort(); reporting it again would end it twice.
         lengths = [None if seq.is_finished else seq.num_tokens for seq in batch]
         self.scheduler.postprocess(batch, token_ids)
@@ -128,11 +162,18 @@ class LLMEngine:
             for seq, length in zip(batch, lengths, strict=True)
             if length is not None and (seq.num_tokens > length or seq.is_finished)
         )
+        if observer is not None:
+            times = StepTimes(began, scheduled - began, ran - running, self.clock() - ran)
+            observer.step_finished([seq for seq in batch if seq.is_finished], progress, num_tokens, times)
         return StepOutput(tuple(batch), is_prefill, num_tokens, progress)
 
     def abort(self, request_id: str) -> Sequence | None:
         """End a live request now and return it, since no later step mentions it; unknown ids are ignored."""
-        return self.scheduler.abort(request_id)
+        self._refuse_reentry()
+        sequence = self.scheduler.abort(request_id)
+        if sequence is not None and self._observer is not None:
+            self._observer.request_aborted(sequence)
+        return sequence
 
     def generate(
         self, prompts: Iterable[str | SequenceABC[int]], sampling_params: SamplingParams | None = None
@@ -152,3 +193,10 @@ class LLMEngine:
                 self.abort(seq.request_id or "")
             raise
         return [seq.completion_token_ids for seq in sequences]
+
+    def _refuse_reentry(self) -> None:
+        if self._hooks is not None and self._hooks.is_calling:
+            raise EngineError(
+                "a plugin called back into the engine from inside a hook; hand the work to another thread, or use the handle "
+                "of minivllm_engine_started"
+            )

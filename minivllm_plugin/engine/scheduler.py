@@ -9,16 +9,17 @@ sequence, then the rest of the budget for prompts, cut where it ends. In both, p
 is never dropped: it sits in exactly one of the two queues until it is finished.
 """
 
-from bisect import insort
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as SequenceABC
 
 from minivllm_plugin.config import SchedulingPolicy
 from minivllm_plugin.engine.admission import check_integer, check_prompt_fits
 from minivllm_plugin.engine.block_manager import BlockManager
+from minivllm_plugin.engine.order import Order
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, MAX_TOKEN_ID, FinishReason, Sequence, SequenceStatus
-from minivllm_plugin.errors import ConfigError, InvalidRequestError
+from minivllm_plugin.engine.steering import Steering, StepLimits
+from minivllm_plugin.errors import ConfigError, InvalidRequestError, RequestFailedError
 
 __all__ = ["Scheduler"]
 
@@ -37,6 +38,10 @@ class Scheduler:
         enable_chunked_prefill: mixed batches, prompts computed in pieces.
         enable_prefix_caching: reuse blocks whose tokens and history are equal.
         policy: ``fcfs``, or ``priority`` (smaller ``Sequence.priority`` first, then arrival; the victim is the opposite end).
+
+    Attributes:
+        stop_check: asked after every token of a sequence whose ``extra_args`` are set; a text ends it with reason ``stop``, a
+            RequestFailedError with reason ``error``.
 
     Raises:
         ConfigError: naming the argument, its value and the limit.
@@ -67,13 +72,20 @@ class Scheduler:
         self.end_token_ids = frozenset({eos, *end_token_ids})
         self.enable_chunked_prefill = enable_chunked_prefill
         self.policy = policy
+        self.stop_check: Callable[[Sequence], str | None] | None = None
         self.block_manager = BlockManager(max_cached_blocks, block_size, enable_prefix_caching=enable_prefix_caching)
         self.waiting: deque[Sequence] = deque()
         self.running: deque[Sequence] = deque()
         self.num_steps = 0
         self.num_preemptions = 0
+        self.admitted: list[Sequence] = []
+        """Who left ``waiting`` in the latest step."""
+        self.preempted: list[Sequence] = []
+        """Who was put back into it since the latest step began."""
+        self._order = Order(policy)
+        self._steering: Steering | None = None
+        self._limits = self._own_limits()
         self._live: dict[str, Sequence] = {}
-        self._arrivals: dict[str, int] = {}
         self._num_arrivals = 0
         self._num_turns = 0
 
@@ -85,6 +97,16 @@ class Scheduler:
     def num_live_sequences(self) -> int:
         """Sequences in either queue."""
         return len(self._live)
+
+    @property
+    def step_budget(self) -> int:
+        """Most tokens that the latest step could compute."""
+        return self._limits.num_tokens
+
+    def steer(self, steering: Steering | None) -> None:
+        """Have policies answer what they have an answer to; None takes them away again."""
+        self._steering = steering
+        self.block_manager.prepare_taking = None if steering is None else steering.evictor(self)
 
     # --- in and out --------------------------------------------------------------------------------------------
 
@@ -114,9 +136,9 @@ class Scheduler:
             sequence.request_id = self._unused_id()
         sequence.block_size = self.block_size
         self._live[sequence.request_id] = sequence
-        self._arrivals[sequence.request_id] = self._num_arrivals
+        sequence.arrival = self._num_arrivals
         self._num_arrivals += 1
-        self._enqueue(sequence)
+        self._order.enqueue(self.waiting, sequence)
 
     def abort(self, request_id: str) -> Sequence | None:
         """End a live sequence in whatever state it is and free its blocks. Unknown ids are ignored."""
@@ -144,6 +166,11 @@ class Scheduler:
             empty.
         """
         self.num_steps += 1
+        self.admitted = []
+        self.preempted = []
+        self._limits = self._own_limits()
+        if self._steering is not None:
+            self._limits = self._steering.limits(self, self._limits)
         for sequence in self.running:
             sequence.num_scheduled_tokens = 0
         if self.enable_chunked_prefill:
@@ -183,6 +210,8 @@ class Scheduler:
                 continue
             sequence.append_token(token_id)
             reason = self._end_reason(sequence, token_id)
+            if reason is None and self.stop_check is not None and sequence.sampling_params.extra_args:
+                reason = self._ask_stop_check(sequence)
             if reason is not None:
                 self._finish(sequence, reason)
 
@@ -203,17 +232,14 @@ class Scheduler:
         seq.num_scheduled_tokens = 0
         seq.num_preemptions += 1
         self.num_preemptions += 1
-        if self.policy == "fcfs":
-            self.waiting.appendleft(seq)
-        else:
-            self._enqueue(seq)
+        self.preempted.append(seq)
+        self._order.requeue(self.waiting, seq)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, live ids and blocks agree. For tests and debugging: O(pool)."""
         queued = [*self.waiting, *self.running]
         assert len({id(seq) for seq in queued}) == len(queued), "a sequence is queued twice"
         assert {seq.request_id for seq in queued} == set(self._live), "a live sequence is in no queue"
-        assert set(self._arrivals) == set(self._live), "an arrival number was left behind"
         assert len(self.running) <= self.max_num_sequences, "more sequences run than allowed"
         for seq in self.waiting:
             assert seq.status is SequenceStatus.WAITING, f"{seq!r} waits in another state"
@@ -224,13 +250,15 @@ class Scheduler:
             assert len(seq.block_table) >= self.block_manager.blocks_needed(seq.num_computed_tokens), f"{seq!r} lacks blocks"
         self.block_manager.check_integrity(self.running)
 
+    def _own_limits(self) -> StepLimits:
+        return StepLimits(self.max_num_batched_tokens, self.max_num_batched_tokens, self.max_num_sequences)
+
     # --- phases ------------------------------------------------------------------------------------------------
 
     def _schedule_mixed(self) -> list[Sequence]:
         batch: list[Sequence] = []
-        budget = self.max_num_batched_tokens
-        preemptions = self.num_preemptions
-        order = self._turn_order()
+        budget, prefill_budget, _ = self._limits
+        order = self._order.turns(self.running)
         decodes_left = sum(1 for seq in order if seq.num_uncomputed_tokens == 1)
         for seq in order:
             if not budget:
@@ -241,12 +269,13 @@ class Scheduler:
                 decodes_left -= 1
                 tokens = 1 if self._make_room(seq) else 0
             else:
-                tokens = min(seq.num_uncomputed_tokens, max(1, budget - decodes_left))
+                tokens = min(seq.num_uncomputed_tokens, max(1, budget - decodes_left), prefill_budget)
+                prefill_budget -= tokens
             if tokens:
                 self._grant(seq, tokens, batch)
                 budget -= tokens
-        if self.num_preemptions == preemptions:  # whoever was just put out would only come straight back
-            self._admit(batch, budget, chunk=True)
+        if not self.preempted:  # whoever was just put out would only come straight back
+            self._admit(batch, min(budget, prefill_budget), chunk=True)
         return batch
 
     def _schedule_prefill(self) -> list[Sequence]:
@@ -262,7 +291,7 @@ class Scheduler:
 
     def _schedule_decode(self) -> list[Sequence]:
         batch: list[Sequence] = []
-        for seq in self._turn_order():
+        for seq in self._order.turns(self.running):
             if len(batch) == self.max_num_batched_tokens:
                 break
             if seq.status is SequenceStatus.RUNNING and self._make_room(seq):
@@ -275,19 +304,22 @@ class Scheduler:
         In mixed batches a block is left for each of those who run and may want one more, or the newcomer would soon be put
         out again.
         """
+        most = self._limits.num_sequences
+        if self._steering is not None and self.waiting and budget > 0 and len(self.running) < most:
+            self._steering.order_waiting(self)
         keep_free = None if chunk else 0
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_sequences:
+        while self.waiting and budget > 0 and len(self.running) < most:
             if keep_free is None:
                 keep_free = sum(1 for seq in self.running if self._may_outgrow(seq))
             seq = self.waiting[0]
             prefix = self.block_manager.find_prefix(seq)
             if not self.block_manager.can_allocate(seq, prefix, reserve=keep_free):
-                return
+                break
             tokens = seq.num_tokens - len(prefix) * self.block_size
             cost = tokens if chunk else seq.num_tokens
             # A resumed sequence may have outgrown the whole budget; refusing to cut it would strand it.
             if not chunk and cost > budget and (batch or cost <= self.max_num_batched_tokens):
-                return
+                break
             tokens = min(tokens, budget)
             self.waiting.popleft()
             self.block_manager.allocate(seq, prefix)
@@ -295,27 +327,37 @@ class Scheduler:
                 seq.prompt_cached_tokens = seq.num_cached_tokens
             seq.status = SequenceStatus.RUNNING
             self.running.append(seq)
+            self.admitted.append(seq)
             self._grant(seq, tokens, batch)
             budget -= cost
+        if self._steering is not None:
+            self._steering.note_admitted(self.admitted)
 
     def _make_room(self, seq: Sequence) -> bool:
         """Give ``seq`` a slot for its newest token, preempting others; False if ``seq`` itself had to go."""
+        victims: Iterator[Sequence] | None = None
         while not self.block_manager.can_append(seq):
-            victim = self._select_victim(seq)
+            victims = self._victims(seq) if victims is None else victims
+            victim = next(victims)
             self.preempt(victim)
             if victim is seq:
                 return False
         self.block_manager.append(seq)
         return True
 
-    def _select_victim(self, needy: Sequence) -> Sequence:
-        """Among those not yet in this batch: the least recently scheduled, and of equals the one admitted last."""
+    def _victims(self, needy: Sequence) -> Iterator[Sequence]:
+        """Those not yet in this batch, first to go first: a policy's choice, then ours; when nobody is left, the needy one."""
         candidates = [seq for seq in self.running if seq is not needy and not seq.num_scheduled_tokens]
-        if not candidates:
-            return needy
-        if self.policy == "priority":
-            return max(candidates, key=self._rank)  # all of them come after the needy one: turns go by rank
-        return min(reversed(candidates), key=lambda seq: seq.last_scheduled_step)
+        if self._steering is not None:
+            missing = self.block_manager.blocks_needed(needy.num_tokens) - len(needy.block_table)
+            for victim in self._steering.victims(self, candidates, needy, missing):
+                yield victim
+                candidates = [seq for seq in candidates if seq is not victim]
+        while candidates:
+            victim = self._order.victim(candidates)
+            yield victim
+            candidates.remove(victim)
+        yield needy
 
     def _may_outgrow(self, seq: Sequence) -> bool:
         """Whether ``seq`` can reach a length for which its blocks are too few. Its very last token needs no slot."""
@@ -335,17 +377,7 @@ class Scheduler:
             seq.first_scheduled_step = self.num_steps
         batch.append(seq)
 
-    def _turn_order(self) -> list[Sequence]:
-        """Running sequences, longest without a turn first, so that a budget below their number goes round.
-
-        Under the ``priority`` policy by rank alone: whoever has a place in the batch is no victim any more, so the one that
-        needs a block must come before all those that should make room for it.
-        """
-        if self.policy == "priority":
-            return sorted(self.running, key=self._rank)
-        return sorted(self.running, key=lambda seq: seq.last_turn)
-
-    # --- endings and order -------------------------------------------------------------------------------------
+    # --- endings ------------------------------------------------------------------------------------------------
 
     def _end_reason(self, seq: Sequence, token_id: int) -> FinishReason | None:
         params = seq.sampling_params
@@ -363,6 +395,16 @@ class Scheduler:
             return "length"  # even alone in the pool its newest token would find no slot
         return None
 
+    def _ask_stop_check(self, seq: Sequence) -> FinishReason | None:
+        assert self.stop_check is not None
+        if seq.num_completion_tokens < seq.sampling_params.min_tokens:
+            return None
+        try:
+            seq.stop_reason = self.stop_check(seq)
+        except RequestFailedError:  # whoever raised it keeps the cause
+            return "error"
+        return None if seq.stop_reason is None else "stop"
+
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         queue = self.running if seq.status is SequenceStatus.RUNNING else self.waiting
         queue.remove(seq)
@@ -371,23 +413,12 @@ class Scheduler:
         seq.finish_reason = reason
         assert seq.request_id is not None
         del self._live[seq.request_id]
-        del self._arrivals[seq.request_id]
-
-    def _enqueue(self, seq: Sequence) -> None:
-        if self.policy == "fcfs":
-            self.waiting.append(seq)
-        else:
-            insort(self.waiting, seq, key=self._rank)
 
     def _unused_id(self) -> str:
         number = self._num_arrivals
         while f"request-{number}" in self._live:  # somebody chose such a name
             number += 1
         return f"request-{number}"
-
-    def _rank(self, seq: Sequence) -> tuple[int, int]:
-        assert seq.request_id is not None
-        return seq.priority, self._arrivals[seq.request_id]
 
 
 def _computes_prompt(seq: Sequence) -> bool:

@@ -5,13 +5,15 @@ list, so they cannot disagree with it. Text, stop strings and deadlines are not 
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceABC
 from enum import Enum, auto
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from minivllm_plugin.errors import InvalidRequestError
 from minivllm_plugin.sampling_parameters import SamplingParams
+from minivllm_plugin.views import EMPTY
 
 __all__ = ["FAILED_TOKEN", "MAX_TOKEN_ID", "FinishReason", "Sequence", "SequenceStatus"]
 
@@ -43,6 +45,7 @@ class Sequence:
         request_id: unique among live requests; left out, the scheduler numbers it.
         priority: smaller runs first under the ``priority`` policy.
         cache_salt: prefix blocks are shared only between requests with an equal salt.
+        metadata: for plugins; the engine itself does not look at it.
         max_model_length: overrides ``sampling_params.max_model_length``.
 
     Raises:
@@ -51,6 +54,8 @@ class Sequence:
     """
 
     __slots__ = (
+        "arrival",
+        "arrival_time",
         "block_keys",
         "block_size",
         "block_table",
@@ -60,6 +65,7 @@ class Sequence:
         "last_scheduled_step",
         "last_turn",
         "max_model_length",
+        "metadata",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_hashed_blocks",
@@ -86,6 +92,7 @@ class Sequence:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
         max_model_length: int | None = None,
     ) -> None:
         self.token_ids = _checked_tokens(token_ids)
@@ -93,6 +100,8 @@ class Sequence:
             raise InvalidRequestError(f"sampling_params must be a SamplingParams, got {sampling_params!r}")
         _check_optional_string("request_id", request_id)
         _check_optional_string("cache_salt", cache_salt)
+        if not isinstance(metadata, Mapping | None):
+            raise InvalidRequestError(f"metadata must be a dictionary or None, got {metadata!r:.100}")
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(f"priority must be an integer (smaller runs first), got {priority!r}")
         if max_model_length is not None and (
@@ -108,10 +117,13 @@ class Sequence:
         self.request_id = request_id
         self.priority = priority
         self.cache_salt = cache_salt
+        self.metadata: Mapping[str, Any] = MappingProxyType(dict(metadata)) if metadata else EMPTY
+        self.arrival = -1  # its number among all that were ever added to its scheduler
+        self.arrival_time = 0.0  # seconds on the engine's clock
 
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | None = None
+        self.stop_reason: int | str | None = None
         self.num_computed_tokens = 0  # tokens whose K/V stand in the cache
         self.num_scheduled_tokens = 0  # tokens given in the latest schedule()
         self.num_cached_tokens = 0  # of the computed ones, found in the prefix cache at the latest admission

@@ -198,7 +198,7 @@ def test_no_hit_counts_after_a_miss() -> None:  # B07
     pool = warm.scheduler.block_manager
     probe = Sequence(x, 4)
     head = pool.find_prefix(probe)[0]
-    pool._forget(head)
+    pool._forget(head, "forgotten")
     assert len(pool.hash_to_block_id) == 2
     assert pool.find_prefix(Sequence(x, 4)) == []
     assert warm.run(request(x)) == [0]
@@ -209,7 +209,7 @@ def test_children_of_an_evicted_block_do_not_come_back_with_its_successor_but_gi
     x = list(range(1, 14))
     warm.run(request(x))
     pool = warm.scheduler.block_manager
-    pool._forget(pool.find_prefix(Sequence(x, 4))[0])
+    pool._forget(pool.find_prefix(Sequence(x, 4))[0], "forgotten")
     # Computed anew: its second and third block meet entries under their keys that nobody can reach any more.
     assert warm.run(request(x)) == [0]
     assert warm.run(request(x)) == [12]
