@@ -5,8 +5,10 @@ Names, defaults and meanings are vLLM's ``SamplingParams`` where both have the f
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
 
 from minivllm_plugin.errors import InvalidRequestError
 
@@ -34,6 +36,8 @@ class SamplingParams:
         include_stop_str_in_output: keep the matched stop string (or the text of the stop token) in the text.
         skip_special_tokens: leave control tokens out of the text.
         max_model_length: the sequence ends when prompt + completion reach this many tokens (seed's third condition).
+        extra_args: for plugins: name of a logits processor or stop criterion -> the value it is given. Read-only afterwards; a
+            name with the value None is left out. Which names there are is checked when the request is submitted.
 
     Raises:
         InvalidRequestError: naming field, value and allowed range; or an unknown field and the known ones.
@@ -52,6 +56,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     max_model_length: int | None = None
+    extra_args: Mapping[str, Any] | None = field(default=None, hash=False)  # its values may be anything
 
     def __new__(cls, *_: object, **given: object) -> "SamplingParams":
         """Refuse unknown names with our own error; the dataclass would raise a bare TypeError without a remedy."""
@@ -76,6 +81,12 @@ class SamplingParams:
             )
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        object.__setattr__(self, "extra_args", _extra_args(self.extra_args))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and pickled by its fields: a read-only mapping is neither by itself."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return _rebuild, ({**values, "extra_args": None if self.extra_args is None else dict(self.extra_args)},)
 
     @property
     def greedy(self) -> bool:
@@ -86,6 +97,10 @@ class SamplingParams:
         """A validated copy with some fields changed."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return SamplingParams(**{**values, **changes})
+
+
+def _rebuild(values: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(**values)
 
 
 def _check_names(given: Iterable[str]) -> None:
@@ -145,3 +160,11 @@ def _token_ids(ids: object) -> tuple[int, ...]:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise InvalidRequestError(f"stop_token_ids must hold token ids of at least 0, got {value!r}")
     return values
+
+
+def _extra_args(given: object) -> Mapping[str, Any] | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):
+        raise InvalidRequestError(f"extra_args must be a dictionary with names as keys, got {given!r:.200}")
+    return MappingProxyType({name: value for name, value in given.items() if value is not None}) or None

@@ -411,6 +411,7 @@ class Scheduler:
         self.block_manager.deallocate(seq)
         seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
+        seq.attachments.clear()
         assert seq.request_id is not None
         del self._live[seq.request_id]
 

@@ -56,10 +56,12 @@ class Sequence:
     __slots__ = (
         "arrival",
         "arrival_time",
+        "attachments",
         "block_keys",
         "block_size",
         "block_table",
         "cache_salt",
+        "failure",
         "finish_reason",
         "first_scheduled_step",
         "last_scheduled_step",
@@ -120,6 +122,10 @@ class Sequence:
         self.metadata: Mapping[str, Any] = MappingProxyType(dict(metadata)) if metadata else EMPTY
         self.arrival = -1  # its number among all that were ever added to its scheduler
         self.arrival_time = 0.0  # seconds on the engine's clock
+
+        # Written by extensions: what they keep for this request from token to token, and why one of them ended it.
+        self.attachments: dict[str, Any] = {}
+        self.failure: str | None = None
 
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None

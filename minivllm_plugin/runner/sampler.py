@@ -1,7 +1,7 @@
 """From logits to the next token of each row, every row on its own.
 
-Order of the steps, equal to vLLM's: end tokens masked while below ``min_tokens`` -> temperature -> min_p -> top_k -> top_p
--> draw. Greedy rows skip everything but the mask.
+Order of the steps, equal to vLLM's: end tokens masked while below ``min_tokens`` -> logits processors -> temperature -> min_p
+-> top_k -> top_p -> draw. Greedy rows skip what comes after the processors.
 
 Randomness is counter-based: the draw for completion token i of a request is a hash of (its seed, i). So it depends neither
 on the company, nor on preemption or chunking, and there is no generator to save.
@@ -10,6 +10,7 @@ on the company, nor on preemption or chunking, and there is no generator to save
 import struct
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceABC
+from typing import TYPE_CHECKING
 
 import torch
 import xxhash
@@ -19,19 +20,28 @@ import minivllm_kernels as kernels
 from minivllm_kernels.draws import TokenDraw
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
 
+if TYPE_CHECKING:
+    from minivllm_plugin.extensions.logits_pipeline import LogitsPipeline
+
 __all__ = ["GREEDY_BELOW", "sample", "uniform"]
 
 # Below this temperature the distribution is a single spike in float32; taken as greedy, as vLLM does.
 GREEDY_BELOW = 1e-5
 
 
-def sample(logits: Tensor, seqs: SequenceABC[Sequence], end_token_ids: Collection[int]) -> list[int]:
+def sample(
+    logits: Tensor,
+    seqs: SequenceABC[Sequence],
+    end_token_ids: Collection[int],
+    processors: "LogitsPipeline | None" = None,
+) -> list[int]:
     """Choose one token a row.
 
     Args:
-        logits: float32 ``[S, V]``; rows below ``min_tokens`` are masked in place.
+        logits: float32 ``[S, V]``; masked and processed in place.
         seqs: the sequence of each row.
         end_token_ids: what ends a sequence that does not ignore EOS.
+        processors: of plugins, for the rows that ask for them.
 
     Returns:
         S token ids; ``FAILED_TOKEN`` for a row with NaN, +inf or nothing but -inf. Other rows are not disturbed by it.
@@ -40,6 +50,8 @@ def sample(logits: Tensor, seqs: SequenceABC[Sequence], end_token_ids: Collectio
         if seq.num_completion_tokens < seq.sampling_params.min_tokens:
             ends = _end_ids(seq, end_token_ids, logits.shape[1])
             logits[row, ends] = float("-inf")
+    if processors is not None:
+        processors.apply(logits, seqs)
     best = kernels.argmax(logits)
     peaks = logits.gather(1, best.unsqueeze(1)).squeeze(1)
     # One transfer for the whole batch: torch.argmax reports a NaN as the largest, so a bad row shows in its peak.

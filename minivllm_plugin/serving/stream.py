@@ -291,4 +291,6 @@ def _closing_token(tokens: list[int], ended: Ended | None) -> int | None:
     """The token that ended the request (end or stop token): it is in ``token_ids``, but not in the text."""
     if ended is None or ended.progress.finish_reason != "stop" or ended.progress.token_id is None:
         return None
+    if isinstance(ended.progress.stop_reason, str):  # a stop criterion's word: its token is part of the answer
+        return None
     return tokens[-1]
