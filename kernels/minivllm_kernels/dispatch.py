@@ -3,21 +3,37 @@
 A backend is a module with one function per op it implements, under the op's own name, and perhaps ``unavailable()``.
 ``MINIVLLM_KERNELS`` forces an ordered list of backends (for example ``MINIVLLM_KERNELS=reference``); a forced backend that
 cannot run is an error, never a silent fallback.
+
+The built-in backends serve the whole process. An engine with further ones has a :class:`BackendTable` of its own, which holds
+inside ``with using(table)`` on that thread and nowhere else.
 """
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-__all__ = ["Choice", "KernelUnavailableError", "choose", "explain", "implementation", "why_not"]
+__all__ = [
+    "BackendTable",
+    "Choice",
+    "KernelUnavailableError",
+    "builtin_backends",
+    "choose",
+    "explain",
+    "implementation",
+    "using",
+    "why_not",
+]
 
 ENVIRONMENT_VARIABLE = "MINIVLLM_KERNELS"
 
-# Fastest first. Each names the module that holds the ops and the devices it can serve.
-BACKENDS: dict[str, tuple[str, tuple[str, ...]]] = {
+Backends = Mapping[str, tuple[Any, tuple[str, ...]]]
+
+# Fastest first. Each names the module that holds the ops (or is it, or an object like it) and the devices it can serve.
+BACKENDS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "cpu": ("minivllm_kernels.cpu.ops", ("cpu",)),
     "reference": ("minivllm_kernels.reference", ("cpu", "cuda", "mps", "xpu")),
 }
@@ -38,9 +54,63 @@ class Choice:
     passed_over: tuple[tuple[str, str], ...]
 
 
+class BackendTable:
+    """Backends in the order in which they are tried, and what was chosen among them.
+
+    Args:
+        backends: name -> (module, its name, or any object with functions named like the ops; devices it serves). An object
+            may have ``unavailable()``, which says why it cannot be used here, or None.
+    """
+
+    def __init__(self, backends: Backends) -> None:
+        self.backends = dict(backends)
+        self._choices: dict[tuple[str, str], Choice] = {}
+
+    def choose(self, op: str, device: str) -> Choice:
+        """As :func:`choose`, among these backends."""
+        found = self._choices.get((op, device))
+        if found is None:
+            found = self._choices[op, device] = _pick(op, device, self.backends)
+        return found
+
+    def explain(self, device: str = "cpu") -> list[Choice]:
+        """As :func:`explain`, among these backends."""
+        from minivllm_kernels import OPS
+
+        return [self.choose(op, device) for op in OPS]
+
+    def order(self) -> list[str]:
+        """Names in the order in which they are tried: ``MINIVLLM_KERNELS`` if it is set, else our own."""
+        return _forced() or list(self.backends)
+
+
+_in_use: ContextVar[BackendTable | None] = ContextVar("minivllm_backends", default=None)
+
+
+class using:  # noqa: N801  # reads as a statement: with using(table)
+    """Ops called inside the block, on this thread, are chosen from ``table``; None is the built-in backends."""
+
+    __slots__ = ("_table", "_token")
+
+    def __init__(self, table: BackendTable | None) -> None:
+        self._table = table
+
+    def __enter__(self) -> None:
+        self._token: Token[BackendTable | None] = _in_use.set(self._table)
+
+    def __exit__(self, *exception: object) -> None:
+        _in_use.reset(self._token)
+
+
 def implementation(op: str, device: str) -> Callable[..., Any]:
     """The function that runs ``op`` on ``device`` (``cpu``, ``cuda``, …)."""
-    return choose(op, device).function
+    table = _in_use.get()
+    return (choose(op, device) if table is None else table.choose(op, device)).function
+
+
+def builtin_backends() -> dict[str, tuple[Any, tuple[str, ...]]]:
+    """A copy of the table of the process: what a further backend is put before or after."""
+    return dict(BACKENDS)
 
 
 def why_not(backend: str, device: str, op: str = "argmax") -> str | None:
@@ -48,7 +118,7 @@ def why_not(backend: str, device: str, op: str = "argmax") -> str | None:
     forced = _forced()
     if forced and backend not in forced:
         return f"{ENVIRONMENT_VARIABLE} does not name it"
-    reason, function = _probe(backend, op, device)
+    reason, function = _probe(backend, op, device, BACKENDS)
     return None if function is not None else reason
 
 
@@ -61,11 +131,15 @@ def explain(device: str = "cpu") -> list[Choice]:
 
 @cache
 def choose(op: str, device: str) -> Choice:
-    """Pick the first backend that serves ``device``, imports, and has ``op``."""
+    """Pick the first built-in backend that serves ``device``, imports, and has ``op``."""
+    return _pick(op, device, BACKENDS)
+
+
+def _pick(op: str, device: str, backends: Backends) -> Choice:
     forced = _forced()
     passed_over: list[tuple[str, str]] = []
-    for name in forced or list(BACKENDS):
-        reason, function = _probe(name, op, device)
+    for name in forced or list(backends):
+        reason, function = _probe(name, op, device, backends)
         if function is not None:
             return Choice(op, device, name, function, tuple(passed_over))
         passed_over.append((name, reason))
@@ -78,19 +152,23 @@ def _forced() -> list[str]:
     return [name.strip() for name in os.environ.get(ENVIRONMENT_VARIABLE, "").split(",") if name.strip()]
 
 
-def _probe(name: str, op: str, device: str) -> tuple[str, Callable[..., Any] | None]:
-    if name not in BACKENDS:
-        return f"unknown backend, known are {', '.join(BACKENDS)}", None
-    module_name, devices = BACKENDS[name]
+def _probe(name: str, op: str, device: str, backends: Backends) -> tuple[str, Callable[..., Any] | None]:
+    if name not in backends:
+        return f"unknown backend, known are {', '.join(backends)}", None
+    module, devices = backends[name]
     if device not in devices:
         return f"serves only {', '.join(devices)}", None
     try:
-        module = importlib.import_module(module_name)
+        if isinstance(module, str):
+            module = importlib.import_module(module)
     except Exception as error:  # a broken optional dependency may raise anything at import
         return f"does not import ({type(error).__name__}: {error})", None
     function = getattr(module, op, None)
     if function is None:
         return "does not have this op", None
     unavailable = getattr(module, "unavailable", None)  # a backend that is built on first use says here that it cannot be
-    reason = unavailable() if unavailable is not None else None
+    try:
+        reason = unavailable() if unavailable is not None else None
+    except Exception as error:  # a plugin's, perhaps
+        reason = f"its unavailable() failed ({type(error).__name__}: {error})"
     return (reason, None) if reason else ("", function)

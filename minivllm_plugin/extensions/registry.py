@@ -4,13 +4,13 @@ Filled while plugins are loaded, on one thread; read from any thread afterwards.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from minivllm_plugin.errors import ConfigError
 
-__all__ = ["BUILTIN", "Registry"]
+__all__ = ["BUILTIN", "Registry", "RegistryGroup"]
 
 T = TypeVar("T")
 
@@ -95,3 +95,25 @@ class Registry(Generic[T]):
                 f"{self.kind} {name!r} of plugin {self._adding!r} is already there: plugin {present.owner!r} added it; "
                 f"rename it, or leave one of the two plugins out"
             )
+
+
+class RegistryGroup:
+    """Several tables, each with names of its own, that plugins fill through one hook."""
+
+    def __init__(self, *tables: Registry[Any]) -> None:
+        self._tables = tables
+
+    @contextmanager
+    def owned_by(self, owner: str) -> Iterator[None]:
+        """What is added inside the block belongs to ``owner``, the name of a plugin."""
+        with ExitStack() as stack:
+            for table in self._tables:
+                stack.enter_context(table.owned_by(owner))
+            yield
+
+    def discard_owner(self, owner: str) -> tuple[str, ...]:
+        """Take out everything that ``owner`` added, and return its names."""
+        return tuple(name for table in self._tables for name in table.discard_owner(owner))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._tables))

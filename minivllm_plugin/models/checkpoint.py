@@ -7,7 +7,7 @@ never depends on the order of a directory listing and a bad checkpoint fails fas
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from minivllm_plugin.errors import ModelLoadError, UnsupportedModelError
 from minivllm_plugin.models.layers import ParameterSource, parameter_sources
 
-__all__ = ["Checkpoint", "fill_parameters", "open_checkpoint", "read_json"]
+__all__ = ["Checkpoint", "TensorTable", "fill_parameters", "open_checkpoint", "read_json"]
 
 logger = logging.getLogger(__name__)
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+NAMES_OF_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 # Tensors that old exports carry and that a model computes or shares by itself.
 SKIPPED_SUFFIXES = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 NAMED_IN_MESSAGES = 5
@@ -60,6 +61,24 @@ class Checkpoint:
 
     def _slice(self, name: str) -> Any:
         return self._readers[self.files[name]].get_slice(name)
+
+
+class TensorTable(Checkpoint):
+    """The same over tensors in memory, which a plugin's reader made. ``source``: what to call them in messages."""
+
+    def __init__(self, directory: Path, tensors: Mapping[str, Tensor], source: str) -> None:
+        super().__init__(directory, {}, dict.fromkeys(tensors, source))
+        self._tensors = tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def dtype(self, name: str) -> str:
+        dtype = self._tensors[name].dtype
+        return NAMES_OF_DTYPES.get(dtype, str(dtype))
+
+    def tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
 
 
 @contextmanager

@@ -4,7 +4,7 @@ Reads Hugging Face's ``config.json`` (both spellings of rope and dtype: transfor
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from minivllm_plugin.errors import ModelLoadError, UnsupportedModelError
 from minivllm_plugin.models import ARCHITECTURES
 from minivllm_plugin.models.rope import RopeConfig
 
-__all__ = ["ModelConfig", "token_ids"]
+__all__ = ["ModelConfig", "architecture_of", "token_ids"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 # Beyond these a config.json is taken to be corrupt: building what it says would take all memory.
@@ -26,7 +26,7 @@ class ModelConfig:
     """Geometry and constants of one decoder.
 
     Attributes:
-        architecture: a key of ``minivllm_plugin.models.ARCHITECTURES``.
+        architecture: a key of ``minivllm_plugin.models.ARCHITECTURES``, or one that a plugin added.
         head_dim: size of one head; ``num_heads * head_dim`` need not be ``hidden_size``.
         qkv_bias, output_bias, mlp_bias: which linear layers of a block have a bias.
         eos_token_ids: every token that ends a turn, in file order without repeats; empty when the files name none.
@@ -53,14 +53,17 @@ class ModelConfig:
     dtype: str
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
+    def from_hf(cls, config: Mapping[str, Any], *, known: Collection[str] = ARCHITECTURES) -> "ModelConfig":
         """From the content of a ``config.json``.
+
+        Args:
+            known: architectures that somebody computes; ours, and those of plugins.
 
         Raises:
             UnsupportedModelError: architecture, rope kind, activation, sliding window or quantisation we do not compute.
             ModelLoadError: a field is missing or impossible; the message names it.
         """
-        architecture = _architecture(config)
+        architecture = architecture_of(config, known)
         _refuse_unsupported(config)
         hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
         kv_heads = _integer(config, "num_key_value_heads", heads)
@@ -93,6 +96,22 @@ class ModelConfig:
         )
 
 
+def architecture_of(config: Mapping[str, Any], known: Collection[str] = ARCHITECTURES) -> str:
+    """The first of a ``config.json``'s ``architectures`` that is known.
+
+    Raises:
+        UnsupportedModelError: none is; the known ones are listed.
+        ModelLoadError: the file names none.
+    """
+    names = config.get("architectures")
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        raise ModelLoadError(f"config.json must name its class in 'architectures', got {names!r}")
+    for name in names:
+        if name in known:
+            return str(name)
+    raise UnsupportedModelError(f"architecture {names[0]!r} is not supported; supported are {', '.join(sorted(known))}")
+
+
 def token_ids(value: Any, name: str) -> tuple[int, ...]:
     """A token id, a list of them or None, as a tuple without repeats. Raises ModelLoadError naming ``name``."""
     values = value if isinstance(value, list | tuple) else [] if value is None else [value]
@@ -102,24 +121,13 @@ def token_ids(value: Any, name: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
-    names = config.get("architectures")
-    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
-        raise ModelLoadError(f"config.json must name its class in 'architectures', got {names!r}")
-    for name in names:
-        if name in ARCHITECTURES:
-            return str(name)
-    known = ", ".join(sorted(ARCHITECTURES))
-    raise UnsupportedModelError(f"architecture {names[0]!r} is not supported; supported are {known}")
-
-
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     if config.get("quantization_config"):
         quantisation = config["quantization_config"]
         method = quantisation.get("quant_method", "unknown") if isinstance(quantisation, Mapping) else quantisation
         raise UnsupportedModelError(
             f"quantised checkpoint (quantization_config.quant_method={method!r}) is not supported; "
-            "use the unquantised checkpoint or a GGUF of it"
+            "use the unquantised checkpoint, a GGUF of it, or a plugin that reads this method"
         )
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):

@@ -42,7 +42,7 @@ def local_path(source: ModelSource) -> Path | None:
         return find_wheel_file(source.wheel)
     if source.kind == "hub":
         return find_snapshot(source)
-    if source.kind in ("directory", "gguf"):
+    if source.kind in ("directory", "gguf", "file"):
         path = Path(source.location)
         return path if path.exists() else None
     return None
