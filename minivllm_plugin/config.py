@@ -46,6 +46,13 @@ class EngineConfig:
         enable_chunked_prefill: compute long prompts in pieces beside running requests.
         max_queue_size: most requests that wait beyond those that run; one more is refused.
         scheduling_policy: ``fcfs`` or ``priority``.
+        plugins: installed plugins by name, or objects, beside the installed ones that load by themselves.
+        policies: plugins, by name or as objects, that may steer the scheduler; the first named is asked first. A plugin that is
+            not named here only watches.
+        block_plugins: names of installed plugins to leave out.
+        plugin_errors: ``isolate`` counts what plugins raise and goes on without them; ``raise`` ends the engine: for tests.
+        plugin_budget: share of a step that one hook of one plugin may take before it is moved off the engine thread
+            (observers) or taken out (policies).
         seed: of dummy weights.
         revision: of a hub model.
         chat_template: replaces the model's own (Jinja text).
@@ -74,6 +81,11 @@ class EngineConfig:
     seed: int = 0
     revision: str | None = None
     chat_template: str | None = None
+    plugins: tuple[object, ...] = ()
+    policies: tuple[object, ...] = ()
+    block_plugins: tuple[str, ...] = ()
+    plugin_errors: str = "isolate"
+    plugin_budget: float = 0.1
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model.strip():
@@ -97,6 +109,12 @@ class EngineConfig:
             raise ConfigError(
                 f"num_blocks={self.num_blocks} and kv_cache_bytes={self.kv_cache_bytes} both set the pool; give one"
             )
+        for name in ("plugins", "policies", "block_plugins"):
+            object.__setattr__(self, name, _sequence(name, getattr(self, name), only_names=name == "block_plugins"))
+        _choice("plugin_errors", self.plugin_errors, ("isolate", "raise"))
+        budget = self.plugin_budget
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 1:
+            raise ConfigError(f"plugin_budget must be a share of a step above 0 and at most 1, got {self.plugin_budget!r}")
         for name in ("enable_prefix_caching", "enable_chunked_prefill"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -125,6 +143,18 @@ def _choice(name: str, value: object, allowed: Any) -> object:
     if not isinstance(value, str) or value not in allowed:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
     return value
+
+
+def _sequence(name: str, value: object, *, only_names: bool) -> tuple[object, ...]:
+    what = "names" if only_names else "names or objects"
+    if isinstance(value, str | bytes) or not isinstance(value, list | tuple):
+        raise ConfigError(f"{name} must be a list of {what}, got {value!r:.100}")
+    for entry in value:
+        if (isinstance(entry, str) and not entry.strip()) or (only_names and not isinstance(entry, str)) or entry is None:
+            raise ConfigError(f"{name} must hold {what}, got {entry!r:.100}")
+        if isinstance(entry, type):
+            raise ConfigError(f"{name} has the class {entry.__name__}; pass an object of it: {entry.__name__}()")
+    return tuple(value)
 
 
 def _integer(name: str, value: object, at_least: int) -> None:

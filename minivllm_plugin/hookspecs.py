@@ -250,21 +250,17 @@ def minivllm_step_budget(state: EngineState) -> Budget | None:
 
 
 @hookspec(firstresult=True)
-def minivllm_select_victims(
-    running: Sequence[RequestView], blocks_needed: int, state: EngineState
-) -> Sequence[str] | None:
+def minivllm_select_victims(running: Sequence[RequestView], blocks_needed: int, state: EngineState) -> Sequence[str] | None:
     """Who is put back into the waiting queue, to be computed again later, so that somebody else can go on?
 
-    When: only if the pool has no free block. ``running`` are those that have no place in the current batch yet; the last of them is
-    the one that needs the block. Answer: ids, the first victim first; as many are taken as are needed. Unknown ids are
+    When: only if the pool has no free block. ``running`` are those that have no place in the current batch yet; the last of them
+    is the one that needs the block. Answer: ids, the first victim first; as many are taken as are needed. Unknown ids are
     dropped; when they do not suffice, the engine chooses. Cost: about 1 µs a running request, on shortage only.
     """
 
 
 @hookspec(firstresult=True)
-def minivllm_order_eviction(
-    candidates: Sequence[CandidateBlock], num_needed: int, state: EngineState
-) -> Sequence[int] | None:
+def minivllm_order_eviction(candidates: Sequence[CandidateBlock], num_needed: int, state: EngineState) -> Sequence[int] | None:
     """Which of these findable blocks should be given up first?
 
     When: blocks are needed and none of the oldest free ones is blank. ``candidates`` are the four times ``num_needed`` (at

@@ -1,10 +1,12 @@
 """A frozen picture of the engine between two steps, for people and pages. Built on the engine thread, read anywhere."""
 
+import time
 from dataclasses import dataclass
 from itertools import chain, islice
 
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.engine.sequence import Sequence
+from minivllm_plugin.views import EngineState
 
 __all__ = ["EngineSnapshot", "SequenceView", "take_snapshot"]
 
@@ -33,6 +35,7 @@ class EngineSnapshot:
         sequences: all that run, then the first of those that wait (at most 100, so that a long queue costs no time).
         num_cached_blocks: free blocks that can still be found by their content.
         prefix_hit_rate: tokens found in the cache / tokens looked up, since start.
+        now: the moment, on ``time.monotonic()``'s clock.
     """
 
     step: int
@@ -47,6 +50,27 @@ class EngineSnapshot:
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     sequences: tuple[SequenceView, ...]
+    now: float = 0.0
+    block_size: int = 0
+    max_num_sequences: int = 0
+    max_num_batched_tokens: int = 0
+
+    @property
+    def state(self) -> EngineState:
+        """The same moment as plugins see it."""
+        return EngineState(
+            self.step,
+            self.now,
+            self.num_waiting,
+            self.num_running,
+            self.num_blocks,
+            self.num_free_blocks,
+            self.num_cached_blocks,
+            self.block_size,
+            self.max_num_sequences,
+            self.max_num_batched_tokens,
+            self.num_preemptions,
+        )
 
     @property
     def prefix_hit_rate(self) -> float:
@@ -69,6 +93,10 @@ def take_snapshot(scheduler: Scheduler) -> EngineSnapshot:
         prefix_queried_tokens=pool.statistics.queried_tokens,
         prefix_hit_tokens=pool.statistics.hit_tokens,
         sequences=tuple(_view(seq) for seq in chain(scheduler.running, islice(scheduler.waiting, MAX_WAITING_SHOWN))),
+        now=time.monotonic(),
+        block_size=pool.block_size,
+        max_num_sequences=scheduler.max_num_sequences,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
     )
 
 

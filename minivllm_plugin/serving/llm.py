@@ -6,6 +6,7 @@ check; the engine thread computes.
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from minivllm_plugin.config import EngineConfig
@@ -13,6 +14,8 @@ from minivllm_plugin.engine.admission import check_request
 from minivllm_plugin.engine.llm_engine import LLMEngine
 from minivllm_plugin.engine.snapshot import EngineSnapshot
 from minivllm_plugin.errors import InvalidRequestError
+from minivllm_plugin.extensions import Extensions
+from minivllm_plugin.plugins.manager import EnginePlugins, PluginReport
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.serving import batch
 from minivllm_plugin.serving.chat import render_chat
@@ -20,6 +23,7 @@ from minivllm_plugin.serving.detokenizer import Detokenizer
 from minivllm_plugin.serving.loading import Loaded, load
 from minivllm_plugin.serving.outbox import Outbox
 from minivllm_plugin.serving.outputs import RequestOutput
+from minivllm_plugin.serving.plugging import PluginLifecycle
 from minivllm_plugin.serving.prompts import (
     Prompt,
     TokenizedPrompt,
@@ -50,7 +54,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
-        self._start(EngineConfig.from_options(model, options), load)
+        self._start(EngineConfig.from_options(model, options), None)
 
     @classmethod
     def from_loader(cls, config: EngineConfig, loader: Loader) -> "LLM":
@@ -59,16 +63,26 @@ class LLM:
         llm._start(config, loader)
         return llm
 
-    def _start(self, config: EngineConfig, loader: Loader) -> None:
+    def _start(self, config: EngineConfig, loader: Loader | None) -> None:
+        plugins = EnginePlugins(config, Extensions.builtin())
+        config = plugins.configure(config)
+        loader = partial(load, extensions=plugins.extensions) if loader is None else loader
         loaded: list[Loaded] = []
 
         def build() -> LLMEngine:  # must not hold the LLM, or it could never be collected
             engine, about = loader(config)
+            engine.attach(plugins)
             loaded.append(about)
             return engine
 
         self.config = config
-        self._service = EngineService(build, name=config.model, max_unfinished=config.max_num_sequences + config.max_queue_size)
+        self._plugins = plugins
+        self._service = EngineService(
+            build,
+            name=config.model,
+            max_unfinished=config.max_num_sequences + config.max_queue_size,
+            lifecycle=PluginLifecycle(plugins),
+        )
         try:
             self._service.wait_started()
         except BaseException:  # KeyboardInterrupt: what is being loaded must not stay
@@ -123,6 +137,10 @@ class LLM:
     def snapshot(self) -> EngineSnapshot:
         """Queues, pool and totals as of a recent step."""
         return self._service.snapshot()
+
+    def plugins(self) -> list[PluginReport]:
+        """The plugins of this engine: what they implement, cost and got wrong."""
+        return self._plugins.reports()
 
     def default_sampling_params(self) -> SamplingParams:
         """What the model's ``generation_config.json`` recommends, without a token limit."""
@@ -189,6 +207,7 @@ class LLM:
         timeout: float | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> RequestStream:
         """Check and queue one prompt; the handle is iterated, awaited or asked for its ``result()``.
 
@@ -197,6 +216,7 @@ class LLM:
             timeout: seconds from now until the request is aborted with RequestTimeoutError.
             priority: smaller goes first under ``scheduling_policy="priority"``.
             cache_salt: share cached prefixes only with requests of the same salt.
+            metadata: for plugins, such as ``{"tenant": "acme"}``; the engine itself does not look at it.
 
         Raises:
             InvalidRequestError, ContextWindowExceededError: it can never be served.
@@ -204,7 +224,7 @@ class LLM:
         """
         tokenized = tokenize_prompt(prompt, self.tokenizer)
         params = one_for_each(sampling_params, 1, self.default_sampling_params().replace(max_tokens=16))[0]
-        return self._submit(tokenized, params, request_id, timeout, priority, cache_salt)
+        return self._submit(tokenized, params, request_id, timeout, priority, cache_salt, metadata)
 
     def submit_chat(
         self,
@@ -219,12 +239,13 @@ class LLM:
         timeout: float | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> RequestStream:
         """:meth:`submit` for a conversation, rendered by the model's chat template."""
         options = _template_options(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
         tokenized = TokenizedPrompt(self._render(messages, options))
         params = one_for_each(sampling_params, 1, self.default_sampling_params())[0]
-        return self._submit(tokenized, params, request_id, timeout, priority, cache_salt)
+        return self._submit(tokenized, params, request_id, timeout, priority, cache_salt, metadata)
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step; its reader sees reason ``abort``. Unknown ids are ignored."""
@@ -257,6 +278,7 @@ class LLM:
         timeout: float | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> RequestStream:
         if params.stop and self.tokenizer is None:
             raise InvalidRequestError(f"stop={params.stop!r} needs a tokenizer, and this model has none; use stop_token_ids")
@@ -264,12 +286,12 @@ class LLM:
         if timeout is not None and timeout <= 0:
             raise InvalidRequestError(f"timeout={timeout} must be greater than 0 seconds, or None")
         salt = cache_salt if cache_salt is not None else prompt.cache_salt
-        check_queueing(request_id, priority, salt)
+        check_queueing(request_id, priority, salt, metadata)
         check_request(prompt.token_ids, params, self._loaded.limits)
         identity = request_id if request_id is not None else self._service.next_request_id()
         service = self._service
         outbox = Outbox(on_lost_reader=lambda: service.abort_request(request))
-        request = Request(identity, prompt.token_ids, params, outbox, priority, salt, deadline)
+        request = Request(identity, prompt.token_ids, params, outbox, priority, salt, deadline, metadata)
         # The stream exists before the request is queued, so that nothing can be queued that nobody can abort.
         stream = RequestStream(
             request_id=identity,

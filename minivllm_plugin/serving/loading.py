@@ -13,6 +13,7 @@ from minivllm_plugin.engine.admission import Limits
 from minivllm_plugin.engine.llm_engine import LLMEngine
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.errors import ConfigError
+from minivllm_plugin.extensions import Extensions
 from minivllm_plugin.models.catalog import catalog_entry, resolve
 from minivllm_plugin.serving.tokenizer import Tokenizer
 
@@ -36,7 +37,7 @@ class Loaded:
     kernels: str = "torch"
 
 
-def load(config: EngineConfig) -> tuple[LLMEngine, Loaded]:
+def load(config: EngineConfig, extensions: Extensions | None = None) -> tuple[LLMEngine, Loaded]:
     """Build the engine. Runs on the engine thread; imports torch only here.
 
     Raises:

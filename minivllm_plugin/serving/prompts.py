@@ -68,7 +68,7 @@ def one_for_each(
     raise InvalidRequestError(f"sampling_params must be a SamplingParams or a list of them, got {params!r:.80}")
 
 
-def check_queueing(request_id: object, priority: object, cache_salt: object) -> None:
+def check_queueing(request_id: object, priority: object, cache_salt: object, metadata: object = None) -> None:
     """Raise InvalidRequestError unless the engine can queue a request under these; None stands for what is not given."""
     if request_id is not None and not isinstance(request_id, str):
         raise InvalidRequestError(f"request_id must be a string or None, got {request_id!r:.100}")
@@ -76,6 +76,8 @@ def check_queueing(request_id: object, priority: object, cache_salt: object) -> 
         raise InvalidRequestError(f"priority must be an integer (smaller runs first), got {priority!r:.100}")
     if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
         raise InvalidRequestError(f"cache_salt must be a non-empty string, got {cache_salt!r:.100}")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise InvalidRequestError(f"metadata must be a dictionary or None, got {metadata!r:.100}")
 
 
 def _from_dictionary(prompt: Mapping[str, Any], tokenizer: Tokenizer | None) -> TokenizedPrompt:

@@ -14,9 +14,9 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from minivllm_plugin.engine.llm_engine import LLMEngine, RequestProgress, StepOutput
 from minivllm_plugin.engine.sequence import Sequence
@@ -30,6 +30,7 @@ from minivllm_plugin.errors import (
     ModelLoadError,
     QueueFullError,
     RequestFailedError,
+    RequestRejectedError,
     RequestTimeoutError,
 )
 from minivllm_plugin.sampling_parameters import SamplingParams
@@ -57,6 +58,7 @@ class Request:
     priority: int = 0
     cache_salt: str | None = None
     deadline: float | None = None
+    metadata: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,16 @@ class _Live:
         outbox.metrics = replace(outbox.metrics, **moments)  # type: ignore[arg-type]  # field names are checked by replace
 
 
+class Lifecycle(Protocol):
+    """Who is told of an engine's life. ``failed`` and ``stopped`` must not raise."""
+
+    def started(self, service: "EngineService") -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...
+
+    def stopped(self, error: BaseException | None) -> None: ...
+
+
 class EngineService:
     """Runs an engine on a thread of its own.
 
@@ -87,10 +99,14 @@ class EngineService:
             keeps a team of threads per calling thread).
         name: for the thread's name and for messages.
         max_unfinished: most requests accepted and not yet ended.
+        lifecycle: told on the engine thread when the engine serves, dies and has stopped.
     """
 
-    def __init__(self, build: Callable[[], LLMEngine], *, name: str, max_unfinished: int) -> None:
+    def __init__(
+        self, build: Callable[[], LLMEngine], *, name: str, max_unfinished: int, lifecycle: Lifecycle | None = None
+    ) -> None:
         self.name = name
+        self._lifecycle = lifecycle
         self._build: Callable[[], LLMEngine] | None = build
         self._max_unfinished = max_unfinished
         self._inbox: queue.SimpleQueue[Request | _Abort | None] = queue.SimpleQueue()  # None: close
@@ -166,6 +182,11 @@ class EngineService:
         assert self._snapshot is not None
         return self._snapshot
 
+    @property
+    def latest_snapshot(self) -> EngineSnapshot | None:
+        """:meth:`snapshot` without waiting: None before the engine has started."""
+        return self._snapshot
+
     def close_soon(self) -> None:
         """Ask the thread to stop, without waiting: what the owner's finaliser may do."""
         self._inbox.put(None)
@@ -201,17 +222,22 @@ class EngineService:
 
     def _main(self) -> None:
         live: dict[str, _Live] = {}
+        lifecycle = self._lifecycle
         try:
             self._build_and_serve(live)
             self._end("closed", lambda: EngineClosedError(f"engine {self.name!r} was closed"), live)
         except BaseException as error:  # whatever it was, waiters must hear of it
             if self._state == "serving":
                 logger.exception("engine %r died", self.name)
+                if lifecycle is not None:
+                    lifecycle.failed(error)
             _clear_frames(error)
             self._cause = error
             self._end("dead", self._died, live)
         finally:
             self._build = None
+            if lifecycle is not None:
+                lifecycle.stopped(self._cause)
             self._started.set()
 
     def _build_and_serve(self, live: dict[str, _Live]) -> None:
@@ -220,6 +246,8 @@ class EngineService:
         engine = self._build()
         self._build = None
         self._snapshot = take_snapshot(engine.scheduler)
+        if self._lifecycle is not None:
+            self._lifecycle.started(self)
         self._state = "serving"
         self._started.set()
         self._serve(engine, live)
@@ -262,8 +290,9 @@ class EngineService:
                 request_id=request.request_id,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
+                metadata=request.metadata,
             )
-        except InvalidRequestError as error:
+        except (InvalidRequestError, RequestRejectedError) as error:
             self._release(request.request_id)
             request.outbox.put(Failed(error))
             return

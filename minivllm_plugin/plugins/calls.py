@@ -1,0 +1,130 @@
+"""One hook of one plugin: called with the arguments that it wants, timed, counted, and taken out when it keeps failing.
+
+Plugins are called from here and from nowhere else, on the engine thread (an observer that was too slow: on its own). pluggy
+checks signatures and order; its own call loop is not used, since there one exception stops everybody.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from minivllm_plugin.errors import PluginError
+
+__all__ = ["CallPolicy", "HookCall", "HookStatistics"]
+
+logger = logging.getLogger(__name__)
+
+AVERAGE_OVER = 16  # calls that the running average looks back on
+FIRST_JUDGED_CALL = 16  # before that many calls a plugin is not called slow: the first ones import and allocate
+LEAST_SLOW_SECONDS = 1e-3
+
+
+@dataclass(slots=True)
+class HookStatistics:
+    """Totals of one hook of one plugin. ``average_seconds`` is a running average over the last 16 calls or so."""
+
+    num_calls: int = 0
+    num_errors: int = 0
+    total_seconds: float = 0.0
+    average_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class CallPolicy:
+    """What becomes of plugins that fail or are slow, in one engine.
+
+    Attributes:
+        raise_errors: an exception of a plugin ends the engine instead of being counted.
+        budget: share of a step that one hook of one plugin may take on average.
+        step_seconds: running average of a step, without plugins.
+        is_calling: whether plugin code runs on the engine thread right now.
+        total_seconds: what all plugins took together on the engine thread.
+    """
+
+    raise_errors: bool = False
+    budget: float = 0.1
+    step_seconds: float = 0.0
+    is_calling: bool = False
+    total_seconds: float = 0.0
+
+    def note_step(self, seconds: float) -> None:
+        self.step_seconds += (seconds - self.step_seconds) / AVERAGE_OVER if self.step_seconds else seconds
+
+
+@dataclass(slots=True)
+class HookCall:
+    """A plugin's implementation of one hook.
+
+    Attributes:
+        most_in_a_row, most_in_all: errors after which it is taken out.
+        is_enabled: False once it was taken out.
+        disabled_because: why, in words.
+    """
+
+    plugin: str
+    hook: str
+    function: Callable[..., Any]
+    argument_names: tuple[str, ...]
+    policy: CallPolicy
+    most_in_a_row: int | None = None
+    most_in_all: int | None = None
+    statistics: HookStatistics = field(default_factory=HookStatistics)
+    is_enabled: bool = True
+    disabled_because: str | None = None
+    errors_in_a_row: int = 0
+
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        """The plugin's answer. Raises whatever it raises; the time is counted either way."""
+        policy, statistics = self.policy, self.statistics
+        policy.is_calling = True
+        began = time.perf_counter()
+        try:
+            return self.function(*[arguments[name] for name in self.argument_names])
+        finally:
+            seconds = time.perf_counter() - began
+            policy.is_calling = False
+            policy.total_seconds += seconds
+            statistics.num_calls += 1
+            statistics.total_seconds += seconds
+            statistics.average_seconds += (seconds - statistics.average_seconds) / min(statistics.num_calls, AVERAGE_OVER)
+
+    def succeeded(self) -> None:
+        self.errors_in_a_row = 0
+
+    def failed(self, error: Exception) -> None:
+        """Count ``error``, log the first of its kind, and take the hook out when it was one too many.
+
+        Raises:
+            PluginError: errors are to be raised.
+        """
+        if self.policy.raise_errors:
+            raise PluginError(f"plugin {self.plugin!r} failed in {self.hook}: {error!r}") from error
+        self.statistics.num_errors += 1
+        self.errors_in_a_row += 1
+        if self.statistics.num_errors == 1:
+            logger.error(
+                "plugin %s failed in %s; its later errors there are only counted", self.plugin, self.hook, exc_info=error
+            )
+        if self.most_in_a_row is not None and self.errors_in_a_row >= self.most_in_a_row:
+            self.disable(f"{self.errors_in_a_row} errors in a row")
+        elif self.most_in_all is not None and self.statistics.num_errors >= self.most_in_all:
+            self.disable(f"{self.statistics.num_errors} errors")
+
+    def disable(self, because: str, consequence: str = "is not called any more") -> None:
+        """Take it out, with one line that says why."""
+        self.is_enabled = False
+        self.disabled_because = because
+        logger.warning("plugin %s: %s %s (%s)", self.plugin, self.hook, consequence, because)
+
+    def is_slow(self) -> bool:
+        """Whether it takes more of a step than it may, on average and not only at first."""
+        statistics = self.statistics
+        allowed = max(self.policy.budget * self.policy.step_seconds, LEAST_SLOW_SECONDS)
+        return statistics.num_calls >= FIRST_JUDGED_CALL and statistics.average_seconds > allowed
+
+    def slowness(self) -> str:
+        """Its average beside what it may take, in words."""
+        allowed = max(self.policy.budget * self.policy.step_seconds, LEAST_SLOW_SECONDS)
+        return f"{self.statistics.average_seconds * 1e3:.2f} ms a call, {allowed * 1e3:.2f} ms are allowed"
