@@ -42,7 +42,40 @@ if TYPE_CHECKING:
     from minivllm_plugin.extensions.weights import WeightLoaderRegistry
     from minivllm_plugin.plugins.facade import ConfigDraft, EngineHandle
 
-__all__ = ["API", "PROJECT", "hookimpl", "hookspec"]
+__all__ = [
+    "API",
+    "LIFECYCLE_HOOKS",
+    "OBSERVER_HOOKS",
+    "POLICY_HOOKS",
+    "PROJECT",
+    "hookimpl",
+    "hookspec",
+    "minivllm_admit",
+    "minivllm_blocks_changed",
+    "minivllm_cache_salt",
+    "minivllm_configure",
+    "minivllm_engine_error",
+    "minivllm_engine_started",
+    "minivllm_engine_stopped",
+    "minivllm_order_eviction",
+    "minivllm_order_waiting",
+    "minivllm_register_adapters",
+    "minivllm_register_attention_backends",
+    "minivllm_register_commands",
+    "minivllm_register_logits_processors",
+    "minivllm_register_metrics",
+    "minivllm_register_models",
+    "minivllm_register_parsers",
+    "minivllm_register_stop_criteria",
+    "minivllm_register_weight_loaders",
+    "minivllm_request_finished",
+    "minivllm_request_queued",
+    "minivllm_select_victims",
+    "minivllm_step_budget",
+    "minivllm_step_finished",
+    "minivllm_step_started",
+    "version_text",
+]
 
 PROJECT = "minivllm"
 API = (1, 0)

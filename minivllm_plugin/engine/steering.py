@@ -135,7 +135,7 @@ class Steering:
         views = tuple(request_view(seq, pool.count_cached_tokens(seq)) for seq in window)
         ids = self._policies.ask("order_waiting", _ids, waiting=views, state=self._state(scheduler))
         if ids is not None:
-            reorder_front(waiting, window, ids)
+            _reorder_front(waiting, window, ids)
 
     def note_admitted(self, admitted: list[Sequence]) -> None:
         """Told after each admission, so that the overtaken are counted."""
@@ -195,7 +195,7 @@ class Steering:
             )
 
 
-def reorder_front(waiting: deque[Sequence], window: list[Sequence], ids: Iterable[str]) -> None:
+def _reorder_front(waiting: deque[Sequence], window: list[Sequence], ids: Iterable[str]) -> None:
     """Put ``window``, the front of ``waiting``, into the order of ``ids``; whoever is not named follows in its old order."""
     by_id = {seq.request_id: seq for seq in window}
     order = [by_id.pop(request_id) for request_id in dict.fromkeys(ids) if request_id in by_id]

@@ -18,7 +18,17 @@ from typing import Any
 from minivllm_plugin.errors import PluginError
 from minivllm_plugin.hookspecs import API, version_text
 
-__all__ = ["ALLOW_VARIABLE", "BLOCK_VARIABLE", "BUILTIN", "GROUP", "LoadedPlugin", "discover", "load_named", "name_of"]
+__all__ = [
+    "ALLOW_VARIABLE",
+    "BLOCK_VARIABLE",
+    "BUILTIN",
+    "GROUP",
+    "LoadedPlugin",
+    "discover",
+    "load_named",
+    "name_of",
+    "why_incompatible",
+]
 
 logger = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from minivllm_plugin.errors import (
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.serving.outbox import Ended, Failed, Outbox
 
-__all__ = ["EngineService", "Request"]
+__all__ = ["EngineService", "Lifecycle", "Request"]
 
 logger = logging.getLogger(__name__)
 
