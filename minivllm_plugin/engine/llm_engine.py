@@ -65,6 +65,9 @@ class LLMEngine:
         limits: vocabulary and window that requests are checked against.
         encode: text -> token ids; without it only token ids are taken.
         clock: seconds, for arrival times and for what plugins are told.
+
+    Attributes:
+        extra_arg_names: names in a request's ``extra_args`` that something here looks at; any other is refused.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class LLMEngine:
         self.runner = runner
         self.limits = limits
         self.clock = clock
+        self.extra_arg_names: frozenset[str] = frozenset()
         self._encode = encode
         self._hooks: Hooks | None = None
         self._observer: Observer | None = None
@@ -112,6 +116,10 @@ class LLMEngine:
             prompt = self._encode(prompt)
         params = sampling_params if sampling_params is not None else SamplingParams()
         check_request(prompt, params, self.limits)
+        unknown = sorted(set(params.extra_args or ()) - self.extra_arg_names)
+        if unknown:
+            known = ", ".join(sorted(self.extra_arg_names)) or "none"
+            raise InvalidRequestError(f"nothing in this engine looks at {unknown[0]!r} in extra_args; known are {known}")
         window = min(self.limits.max_model_len, params.max_model_length or self.limits.max_model_len)
         sequence = Sequence(
             prompt,
@@ -149,7 +157,7 @@ class LLMEngine:
         scheduled = self.clock()
         if observer is not None:
             observer.step_started(batch)
-        running = self.clock()
+        run_began = self.clock()
         token_ids = self.runner.run(batch, is_prefill)
         ran = self.clock()
         # One that was aborted meanwhile was reported by abort(); reporting it again would end it twice.
@@ -163,7 +171,7 @@ class LLMEngine:
             if length is not None and (seq.num_tokens > length or seq.is_finished)
         )
         if observer is not None:
-            times = StepTimes(began, scheduled - began, ran - running, self.clock() - ran)
+            times = StepTimes(began, scheduled - began, ran - run_began, self.clock() - ran)
             observer.step_finished([seq for seq in batch if seq.is_finished], progress, num_tokens, times)
         return StepOutput(tuple(batch), is_prefill, num_tokens, progress)
 

@@ -4,6 +4,7 @@ One per engine, filled before it is loaded and passed on explicitly; nothing her
 """
 
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 from minivllm_plugin.extensions.adapters import AdapterRegistry
 from minivllm_plugin.extensions.attention import AttentionBackendRegistry
@@ -12,9 +13,13 @@ from minivllm_plugin.extensions.logits import LogitsProcessorRegistry
 from minivllm_plugin.extensions.metrics import MetricRegistry
 from minivllm_plugin.extensions.models import ModelRegistry
 from minivllm_plugin.extensions.parsers import ParserRegistry
-from minivllm_plugin.extensions.stopping import StopCriterionRegistry
+from minivllm_plugin.extensions.stopping import StopCriterionRegistry, StopPipeline
 from minivllm_plugin.extensions.weights import WeightLoaderRegistry
 from minivllm_plugin.sampling_parameters import SamplingParams
+
+if TYPE_CHECKING:
+    from minivllm_plugin.engine.llm_engine import LLMEngine
+    from minivllm_plugin.serving.tokenizer import Tokenizer
 
 __all__ = ["Extensions"]
 
@@ -39,6 +44,22 @@ class Extensions:
     def builtin(cls) -> "Extensions":
         """What an engine has without plugins."""
         return cls()
+
+    def attach(self, engine: "LLMEngine", tokenizer: "Tokenizer | None") -> None:
+        """Have ``engine`` use the logits processors and stop criteria that are there now. Once, before its first request.
+
+        A runner takes processors by an attribute ``processors``. One without it (a scripted one has no logits) refuses requests
+        that ask for them.
+        """
+        names = set(self.stopping.names())
+        if len(self.stopping):
+            engine.scheduler.stop_check = StopPipeline(self.stopping, tokenizer.decode if tokenizer is not None else None)
+        if len(self.logits) and hasattr(engine.runner, "processors"):
+            from minivllm_plugin.extensions.logits_pipeline import LogitsPipeline  # imports torch, which the runner has by now
+
+            engine.runner.processors = LogitsPipeline(self.logits)
+            names.update(self.logits.names())
+        engine.extra_arg_names = frozenset(names)
 
     def check_extra_args(self, params: SamplingParams) -> None:
         """Raise unless this engine knows every name in ``params.extra_args`` and takes its value. On the caller's thread.

@@ -43,6 +43,8 @@ class AdapterRegistry(Registry[Callable[[], Any] | str]):
         found = self.get(name)
         if found is None:
             known = ", ".join(sorted(self.names())) or "none"
-            raise ConfigError(f"no adapter is called {name!r}; known are {known}. Is its package installed, and its plugin loaded?")
+            raise ConfigError(
+                f"no adapter is called {name!r}; known are {known}. Is its package installed, and its plugin loaded?"
+            )
         function = import_path(found) if isinstance(found, str) else found
         return function()

@@ -60,9 +60,9 @@ class AttentionBackendRegistry(Registry[AttentionBackend]):
             name: what ``MINIVLLM_KERNELS`` and ``explain()`` call it.
             backend: module, object, or ``"package.module"``. It may have ``unavailable() -> str | None``: why it cannot run here.
             devices: of ``cpu``, ``cuda``, ``mps``, ``xpu``.
-            before, after: exactly one of them: a built-in backend (``cpu``: the compiled kernels, ``reference``: plain torch) or one
-                that was added earlier. What stands before ``cpu`` is preferred to the compiled kernels, which compute whole
-                steps and so are given up for it.
+            before, after: exactly one of them: a built-in backend (``cpu``: the compiled kernels, ``reference``: plain torch)
+                or one that was added earlier. What stands before ``cpu`` is preferred to the compiled kernels, which compute
+                whole steps and so are given up for it.
 
         Raises:
             ConfigError: the name is taken, or an argument is none of these.

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 KEY = "logits"
 
 
-class _Failure(Exception):
+class _BrokenContractError(Exception):
     """A processor broke its contract in a way that raised nothing by itself."""
 
 
@@ -111,9 +111,11 @@ class LogitsPipeline:
                 self._fail(name, seqs[index], error)
 
     def _fail(self, name: str, seq: Sequence, error: Exception) -> None:
-        cause = str(error) if isinstance(error, _Failure) else f"{type(error).__name__}: {error}"
+        cause = str(error) if isinstance(error, _BrokenContractError) else f"{type(error).__name__}: {error}"
         seq.failure = f"{self._described[name]} failed: {cause}"
-        logger.warning("request %r: %s", seq.request_id, seq.failure, exc_info=None if isinstance(error, _Failure) else error)
+        logger.warning(
+            "request %r: %s", seq.request_id, seq.failure, exc_info=None if isinstance(error, _BrokenContractError) else error
+        )
 
 
 def _run_together(processor: LogitsProcessor, logits: Tensor, rows: list[tuple[int, LogitsRow]]) -> bool:
@@ -136,7 +138,7 @@ def _run_alone(processor: LogitsProcessor, logits: Tensor, index: int, row: Logi
     changed = _checked(processor.apply(part, [row]), part)
     reason = _broken(changed, before)
     if reason is not None:
-        raise _Failure(reason)
+        raise _BrokenContractError(reason)
     before.copy_(changed)
 
 
@@ -144,7 +146,7 @@ def _checked(returned: Tensor | None, given: Tensor) -> Tensor:
     if returned is None:
         returned = given
     if not isinstance(returned, Tensor) or returned.ndim != 2:
-        raise _Failure(f"apply() must return None or a tensor of shape [rows, vocabulary], got {returned!r:.100}")
+        raise _BrokenContractError(f"apply() must return None or a tensor of shape [rows, vocabulary], got {returned!r:.100}")
     return returned.to(device=given.device, dtype=given.dtype)
 
 

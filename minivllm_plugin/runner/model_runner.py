@@ -4,15 +4,20 @@ Knows sequences only as token lists with a block table. One device-to-host trans
 """
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import torch
 
+from minivllm_kernels.dispatch import BackendTable, using
 from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.models.loader import LoadedModel
 from minivllm_plugin.runner.inputs import build_inputs
 from minivllm_plugin.runner.kv_cache import KVCache
 from minivllm_plugin.runner.sampler import sample
+
+if TYPE_CHECKING:
+    from minivllm_plugin.extensions.logits_pipeline import LogitsPipeline
 
 __all__ = ["ModelRunner"]
 
@@ -25,10 +30,16 @@ class ModelRunner:
     Args:
         model: weights on their device.
         end_token_ids: tokens that ``min_tokens`` holds back.
+        backends: what runs the ops; None is the built-in backends.
+
+    Attributes:
+        processors: the logits processors of plugins; None when there are none.
     """
 
-    def __init__(self, model: LoadedModel, end_token_ids: Collection[int]) -> None:
+    def __init__(self, model: LoadedModel, end_token_ids: Collection[int], backends: BackendTable | None = None) -> None:
         self.model = model
+        self.processors: LogitsPipeline | None = None
+        self._backends = backends
         self.device = next(model.module.parameters()).device
         self._end_token_ids = frozenset(end_token_ids)
         self._cache: KVCache | None = None
@@ -54,11 +65,12 @@ class ModelRunner:
         """One token per sequence; see :class:`minivllm_plugin.engine.llm_engine.Runner`."""
         assert self._cache is not None, "allocate_kv_cache() comes first"
         inputs = build_inputs(seqs, self._cache.block_size, self.device)
-        hidden = self.model.module(inputs.token_ids, inputs.positions, self._cache.layers, inputs.metadata)
         tokens = [IGNORED] * len(seqs)
-        if inputs.sampled:
-            logits = self.model.module.compute_logits(hidden[inputs.last_rows])
-            chosen = sample(logits, [seqs[index] for index in inputs.sampled], self._end_token_ids)
-            for index, token in zip(inputs.sampled, chosen, strict=True):
-                tokens[index] = token
+        with using(self._backends):
+            hidden = self.model.module(inputs.token_ids, inputs.positions, self._cache.layers, inputs.metadata)
+            if inputs.sampled:
+                logits = self.model.module.compute_logits(hidden[inputs.last_rows])
+                chosen = sample(logits, [seqs[index] for index in inputs.sampled], self._end_token_ids, self.processors)
+                for index, token in zip(inputs.sampled, chosen, strict=True):
+                    tokens[index] = token
         return tokens

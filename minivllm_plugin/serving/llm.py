@@ -72,6 +72,7 @@ class LLM:
         def build() -> LLMEngine:  # must not hold the LLM, or it could never be collected
             engine, about = loader(config)
             engine.attach(plugins)
+            plugins.extensions.attach(engine, about.tokenizer)
             loaded.append(about)
             return engine
 
@@ -268,7 +269,9 @@ class LLM:
     def _render(self, messages: Messages, options: Mapping[str, Any]) -> list[int]:
         if self.tokenizer is None:
             raise InvalidRequestError("this model has no tokenizer (dummy weights); pass token ids to generate() or submit()")
-        return render_chat(self.tokenizer, messages, chat_template=self.config.chat_template, **options)
+        return render_chat(
+            self.tokenizer, messages, chat_template=self._loaded.chat_template or self.config.chat_template, **options
+        )
 
     def _submit(
         self,
@@ -288,6 +291,7 @@ class LLM:
         salt = cache_salt if cache_salt is not None else prompt.cache_salt
         check_queueing(request_id, priority, salt, metadata)
         check_request(prompt.token_ids, params, self._loaded.limits)
+        self._plugins.extensions.check_extra_args(params)
         identity = request_id if request_id is not None else self._service.next_request_id()
         service = self._service
         outbox = Outbox(on_lost_reader=lambda: service.abort_request(request))
@@ -309,6 +313,7 @@ class LLM:
     def _run_all(self, prompts: list[TokenizedPrompt], params: list[SamplingParams], progress: bool) -> list[RequestOutput]:
         for prompt, one in zip(prompts, params, strict=True):
             check_request(prompt.token_ids, one, self._loaded.limits)
+            self._plugins.extensions.check_extra_args(one)
         jobs = [lambda prompt=prompt, one=one: self._submit(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
         return batch.run_all(jobs, progress=progress)
 

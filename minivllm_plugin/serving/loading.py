@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from minivllm_plugin.config import EngineConfig
 from minivllm_plugin.engine.admission import Limits
@@ -14,7 +15,7 @@ from minivllm_plugin.engine.llm_engine import LLMEngine
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.extensions import Extensions
-from minivllm_plugin.models.catalog import catalog_entry, resolve
+from minivllm_plugin.models.catalog import ModelSource, catalog_entry, resolve
 from minivllm_plugin.serving.tokenizer import Tokenizer
 
 __all__ = ["Loaded", "load"]
@@ -35,32 +36,39 @@ class Loaded:
     device: str
     dtype: str
     kernels: str = "torch"
+    chat_template: str | None = None  # of the setting: Jinja text or the name of one of the model's own
 
 
 def load(config: EngineConfig, extensions: Extensions | None = None) -> tuple[LLMEngine, Loaded]:
     """Build the engine. Runs on the engine thread; imports torch only here.
 
+    Args:
+        extensions: architectures, kernel backends, weight loaders and chat templates; None has the built-in ones. What runs per
+            request is attached afterwards: ``extensions.attach(engine, loaded.tokenizer)``.
+
     Raises:
         ConfigError: a setting does not go with the model.
         ModelError: the model cannot be had.
     """
-    source = resolve(config.model, revision=config.revision)  # before torch: a misspelt name should not cost its import
+    extensions = extensions or Extensions.builtin()
+    source = _source(config, extensions)  # before torch: a misspelt name should not cost its import
     from minivllm_plugin.models.loader import describe_model
     from minivllm_plugin.runner.backends import build_backend
 
     device = _device(config.device)
     compiling = _compile_kernels(device)  # beside the conversion of a model that is new here
     try:
-        description = describe_model(source, load_format=config.load_format)
+        description = describe_model(source, load_format=config.load_format, extensions=extensions)
     finally:
         compiling.join()
     model = description.config
     _check_window(config, model.max_position_embeddings)
     directory = description.tokenizer_directory
     tokenizer = Tokenizer.load(directory) if directory is not None else None
+    template = extensions.parsers.chat_template(config.chat_template, tuple(tokenizer.chat_templates) if tokenizer else ())
     ends = tuple(dict.fromkeys((*model.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ()))))
 
-    backend = build_backend(config, source, description, device, ends)
+    backend = build_backend(config, source, description, device, ends, extensions)
     scheduler = Scheduler(
         config.max_num_sequences,
         config.max_num_batched_tokens,
@@ -91,8 +99,16 @@ def load(config: EngineConfig, extensions: Extensions | None = None) -> tuple[LL
     engine = LLMEngine(scheduler, backend.runner, limits, tokenizer.encode if tokenizer else None)
     entry = catalog_entry(config.model)
     defaults = {**(entry.sampling if entry else {}), **description.generation_defaults}  # the checkpoint's own word counts more
-    loaded = Loaded(limits, tokenizer, defaults, backend.num_blocks, device, backend.dtype, backend.kernels)
+    loaded = Loaded(limits, tokenizer, defaults, backend.num_blocks, device, backend.dtype, backend.kernels, template)
     return engine, loaded
+
+
+def _source(config: EngineConfig, extensions: Extensions) -> ModelSource:
+    """What the model's name stands for: a file that a plugin reads, or anything that we know ourselves."""
+    path = Path(config.model).expanduser()
+    if extensions.weights.suffix_of(config.model) is not None and path.is_file():
+        return ModelSource(config.model, "file", str(path.resolve()))
+    return resolve(config.model, revision=config.revision)
 
 
 def _compile_kernels(device: str) -> threading.Thread:

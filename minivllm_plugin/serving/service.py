@@ -324,9 +324,8 @@ class EngineService:
         self._release(progress.request_id)
         entry.note(finished_time=time.time(), num_preemptions=entry.sequence.num_preemptions)
         if progress.finish_reason == "error":
-            error = RequestFailedError(
-                f"request {progress.request_id!r} failed: its logits were not finite (NaN, or everything masked)"
-            )
+            cause = entry.sequence.failure or "its logits were not finite (NaN, or everything masked)"
+            error = RequestFailedError(f"request {progress.request_id!r} failed: {cause}")
             entry.request.outbox.put(Failed(error))
         else:
             entry.request.outbox.put(Ended(progress))
