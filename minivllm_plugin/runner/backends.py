@@ -86,8 +86,10 @@ def _kinds(config: EngineConfig, model: ModelConfig) -> _Kinds:
         weights = config.quantization
     elif config.quantization == "auto" and config.dtype == "auto":
         weights = "int8"
-    elif config.dtype == "bfloat16" or model.dtype == "bfloat16":
-        weights = "bfloat16"  # of a bfloat16 checkpoint these are the exact values, at half the traffic
+    elif config.dtype == "bfloat16":
+        weights = "bfloat16_dot"  # activations are rounded too, as in other engines
+    elif model.dtype == "bfloat16":
+        weights = "bfloat16"  # the checkpoint's exact values at half the traffic, computed in float32
     else:
         weights = "float32"
     exact = config.dtype == "float32" or (config.dtype == "auto" and config.quantization == "none")
@@ -143,7 +145,7 @@ def _cpu_backend(
         raise ConfigError(
             f"no memory for num_blocks={num_blocks} KV blocks of {config.block_size} tokens; lower num_blocks or kv_cache_bytes"
         ) from error
-    return Backend(CpuRunner(decoder, ends, table), num_blocks, decoder.cache_bytes, "cpu", kinds.weights)
+    return Backend(CpuRunner(decoder, ends, table), num_blocks, decoder.cache_bytes, "cpu", kinds.weights.removesuffix("_dot"))
 
 
 def _torch_backend(

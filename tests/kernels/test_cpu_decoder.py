@@ -132,6 +132,8 @@ def test_reduced_kinds_stay_close() -> None:
     assert error("float32", "bfloat16") < 0.01
     assert error("float32", "int8") < 0.03
     assert error("bfloat16", "float32") < 0.02
+    assert error("bfloat16_dot", "float32") < 0.02
+    assert error("bfloat16_dot", "bfloat16") < 0.03
     assert error("int8", "float32") < 0.1
     assert error("int8", "int8") < 0.12
     assert error("int4", "float32") < 0.5

@@ -21,7 +21,7 @@ from minivllm_kernels.cpu.library import kernel_library, open_library
 
 pytestmark = pytest.mark.slow
 
-X86 = ("avx512vnni", "avx512", "avxvnni", "avx2", "scalar")
+X86 = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "scalar")
 CROSS_COMPILER = "aarch64-linux-gnu-g++"
 CROSS_ROOT = "/usr/aarch64-linux-gnu"
 CROSS_CLANG = "clang++ --target=aarch64-linux-gnu"

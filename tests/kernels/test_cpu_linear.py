@@ -87,6 +87,39 @@ def test_int8_is_exactly_what_is_documented(shape: tuple[int, int], with_bias: b
         assert torch.equal(multiply(packed, x)[:, :channels], emulate_int8(weight, x, bias))
 
 
+def emulate_bfloat16_dot(weight: Tensor, x: Tensor) -> Tensor:
+    """Factors rounded to bfloat16, those below 2^-56 made zeros; of each pair of products the odd one is added first, by FMA."""
+
+    def factors(values: Tensor) -> np.ndarray:
+        rounded = torch.nn.functional.pad(values, (0, -values.shape[1] % 2)).bfloat16().double()
+        return rounded.where(rounded.abs() >= 2.0**-56, torch.zeros(())).numpy()
+
+    a, b = factors(x), factors(weight)
+    out = np.zeros((len(a), len(b)), np.float32)
+    for pair in range(0, a.shape[1], 2):
+        for k in (pair + 1, pair):  # one rounding each: exact in float64 but for the addition
+            out = (out + np.outer(a[:, k], b[:, k])).astype(np.float32)
+    return torch.from_numpy(out)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bfloat16_dot_is_exactly_what_is_documented(shape: tuple[int, int]) -> None:
+    weight = random(*shape)
+    for rows in (1, 2, 7, 9, 65):
+        x = random(rows, shape[1], seed=rows)
+        assert torch.equal(multiply(pack_matrix(weight, "bfloat16_dot"), x)[:, : shape[0]], emulate_bfloat16_dot(weight, x))
+
+
+@pytest.mark.parametrize("magnitude", [1e30, 1e-10, 2e-17, 1e-20, 1e-39])
+def test_bfloat16_dot_of_large_and_vanishing_values(magnitude: float) -> None:
+    """Half of the weights or activations are of another magnitude; what is below 2^-56 counts as nothing, never as a denormal."""
+    weight, x = random(40, 130), random(6, 130, seed=1)
+    weight[:, ::3] *= magnitude
+    assert torch.equal(multiply(pack_matrix(weight, "bfloat16_dot"), x)[:, :40], emulate_bfloat16_dot(weight, x))
+    weight, x = random(40, 130), x * magnitude
+    assert torch.equal(multiply(pack_matrix(weight, "bfloat16_dot"), x)[:, :40], emulate_bfloat16_dot(weight, x))
+
+
 def test_int8_is_close_to_float64() -> None:
     """Not only what is documented but worth documenting: within two percent on 576 random values."""
     weight, x = random(160, 576), random(33, 576, seed=1)

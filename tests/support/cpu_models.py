@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 CACHE_KINDS = ("float32", "bfloat16", "int8")
-WEIGHT_KINDS = (*CACHE_KINDS, "int4")
+WEIGHT_KINDS = (*CACHE_KINDS, "int4", "bfloat16_dot")
 WEIGHT_AND_CACHE_KINDS = [(weights, cache) for weights in WEIGHT_KINDS for cache in CACHE_KINDS]
 
 # Small, and multiples of as little as the kernels allow.

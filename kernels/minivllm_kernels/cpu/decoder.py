@@ -15,7 +15,10 @@ from torch import Tensor
 from minivllm_kernels.cpu.library import Batch, Cache, Layer, Model, kernel_library
 from minivllm_kernels.cpu.packing import DTYPES, KINDS, PackedMatrix, padded_shape
 
-__all__ = ["CpuDecoder", "DecoderGeometry", "DecoderWeights", "LayerWeights", "check_weights", "unsupported"]
+__all__ = ["PIECES", "CpuDecoder", "DecoderGeometry", "DecoderWeights", "LayerWeights", "check_weights", "unsupported"]
+
+PIECES = ("embed", "norms", "qkv", "rotary", "attention", "out", "gate_up", "down", "rounding", "head")
+"""What a step consists of; ``rounding`` makes bytes or bfloat16 of attention's and the MLP's results. As in ``decoder.cpp``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +225,12 @@ class CpuDecoder:
         if failed:
             raise RuntimeError("the system starts no more threads for the CPU kernels; lower num_threads")
         return logits[:, : self.geometry.vocab_size]
+
+    def seconds_of_pieces(self) -> dict[str, float]:
+        """Where the time of all steps since the last call went, as one thread saw it: seconds by :data:`PIECES`."""
+        seconds = (ctypes.c_double * len(PIECES))()
+        self._library.minivllm_decoder_seconds(self._handle, seconds)
+        return dict(zip(PIECES, seconds, strict=True))
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)

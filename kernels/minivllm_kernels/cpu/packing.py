@@ -1,7 +1,8 @@
 """Weights in the layouts of ``src/matrix.h``: panels of 32 output channels, streamed once per product.
 
-Kinds: ``float32`` and ``bfloat16`` keep their values; ``int8`` takes one scale per output channel, symmetric, nearest;
-``int4`` a step and a least value per channel and 32 inputs, which keeps GGUF's Q4_1 weights as they are.
+Kinds: ``float32`` and ``bfloat16`` keep their values, and activations stay floats; with ``bfloat16_dot`` activations are rounded
+to bfloat16 too, which is what ``dtype="bfloat16"`` means elsewhere, and faster; ``int8`` takes one scale per output channel,
+symmetric, nearest; ``int4`` a step and a least value per channel and 32 inputs, which keeps GGUF's Q4_1 weights as they are.
 """
 
 from dataclasses import dataclass
@@ -13,8 +14,15 @@ from minivllm_kernels.cpu.library import PANEL, Matrix, kernel_library
 
 __all__ = ["KINDS", "PackedMatrix", "interleave_gate_up", "pack_matrix", "padded_shape"]
 
-KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.uint8, "int4": torch.uint8}
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "bfloat16_dot": 4}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.uint8,
+    "int4": torch.uint8,
+    "bfloat16_dot": torch.bfloat16,
+}
+LEAST_BFLOAT16 = 2.0**-56  # what is smaller is 0 among bfloat16_dot's factors; why stands in src/dot.h
 GROUP4 = 32  # inputs that share a step and a least value
 
 
@@ -24,8 +32,8 @@ class PackedMatrix:
 
     Attributes:
         kind: a key of :data:`KINDS`.
-        data: float kinds ``[N/32, K, 32]``; int8 ``[N/32, K/4, 32, 4]`` uint8, value + 128; int4 ``[N/32, K/32,
-            640]`` uint8, see ``src/int4.h``. N and K are padded with zeros.
+        data: float kinds ``[N/32, K, 32]``; bfloat16_dot ``[N/32, K/2, 32, 2]``; int8 ``[N/32, K/4, 32, 4]`` uint8, value + 128;
+            int4 ``[N/32, K/32, 640]`` uint8, see ``src/int4.h``. N and K are padded with zeros.
         scale: float32 ``[N]``, int8 only.
         bias: float32 ``[N]`` or None.
     """
@@ -41,7 +49,7 @@ class PackedMatrix:
 
     @property
     def depth(self) -> int:
-        return self.data.shape[1] * {"int8": 4, "int4": GROUP4}.get(self.kind, 1)
+        return self.data.shape[1] * {"int8": 4, "int4": GROUP4, "bfloat16_dot": 2}.get(self.kind, 1)
 
     def struct(self) -> Matrix:
         """For the library; valid while this object lives."""
@@ -52,7 +60,7 @@ class PackedMatrix:
 
 def padded_shape(kind: str, channels: int, depth: int) -> tuple[int, int]:
     """What ``[channels, depth]`` is rounded up to."""
-    multiple = {"int8": int(kernel_library().minivllm_group()), "int4": GROUP4}.get(kind, 16)
+    multiple = {"int8": int(kernel_library().minivllm_group()), "int4": GROUP4, "bfloat16_dot": 32}.get(kind, 16)
     return -(-channels // PANEL) * PANEL, -(-depth // multiple) * multiple
 
 
@@ -72,6 +80,10 @@ def pack_matrix(weight: Tensor, kind: str, bias: Tensor | None = None) -> Packed
     if kind != "int8":
         data = torch.zeros(panels * PANEL, full_depth, dtype=DTYPES[kind])
         data[:channels, :depth] = weight
+        if kind == "bfloat16_dot":
+            data.masked_fill_(data.abs() < LEAST_BFLOAT16, 0.0)
+            pairs = data.view(panels, PANEL, full_depth // 2, 2).transpose(1, 2).contiguous()
+            return PackedMatrix(kind, pairs, None, padded_bias)
         return PackedMatrix(kind, data.view(panels, PANEL, full_depth).transpose(1, 2).contiguous(), None, padded_bias)
     wide = weight.float()
     scale = torch.zeros(panels * PANEL)

@@ -1,8 +1,10 @@
 // Causal attention over a paged cache, for decoding rows and for prompts, in one arithmetic.
 //
 // Cache of one layer, per block and KV head: K transposed in groups of 16 tokens, [block][head][size/16][D][16], so that one load
-// brings one coordinate of 16 keys (block sizes that 16 does not divide: [block][head][size][D]); V [block][head][size][D].
-// Elements float, bf16, or int8 with one float scale per token and head, [block][head][size].
+// brings one coordinate of 16 keys; V [block][head][size][D]. Elements float, bf16, or int8 with one float scale per token and
+// head, [block][head][size]. Of bf16, what is summed lies in pairs: K [block][head][size/16][D/2][16][2], V
+// [block][head][size/2][D][2]; queries and softmax weights are rounded to bf16, sums are floats. Block sizes that 16 does not
+// divide: [block][head][size][D], brought into these layouts before use.
 //
 // Keys are taken in chunks of CHUNK from position 0 on. Inside a chunk: all scores, their maximum, 2^(s - max), the sum, and the
 // weighted sum of V in ascending order; chunks are merged in ascending order. This does not depend on how many queries are
@@ -13,8 +15,8 @@
 
 constexpr int CHUNK = 128;
 constexpr int GROUPS = CHUNK / 16;
+constexpr int MOST_HEAD_DIM = 256;  // decoder.py refuses more
 constexpr int STRIP = 6;  // query rows that share one pass over the keys
-constexpr int IN_REGISTERS = VECTOR_BYTES == 64 ? 4 : 2;  // sixteens of sums that each of up to three rows can keep there
 
 struct Cache {  // one layer; mirrored by ctypes
   void *k, *v;
@@ -25,19 +27,9 @@ struct Geometry {
   int heads, kv_heads, head_dim, block_size, kind;  // kind of the cache elements
   int group() const { return heads / kv_heads; }
   bool grouped() const { return block_size % 16 == 0; }
-  size_t element(int block, int head, int offset, int d) const {  // index into K
-    size_t base = ((size_t)block * kv_heads + head) * block_size;
-    if (!grouped()) return (base + offset) * head_dim + d;
-    return (base + (offset & ~15)) * head_dim + (size_t)d * 16 + (offset & 15);
-  }
   size_t row(int block, int head, int offset) const { return ((size_t)block * kv_heads + head) * block_size + offset; }
 };
 
-static INLINE BF16 to_bf16(float x) {  // nearest, ties to even
-  uint32_t bits;
-  memcpy(&bits, &x, 4);
-  return {(uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
-}
 static INLINE float peak_of(const float *x, int n) {  // NaN if one of them is: compared as integers, it is the largest
   int32_t top = 0, bits;
   for (int i = 0; i < n; i++) memcpy(&bits, x + i, 4), top = std::max(top, bits & 0x7fffffff);
@@ -46,30 +38,50 @@ static INLINE float peak_of(const float *x, int n) {  // NaN if one of them is: 
   return peak;
 }
 
+// One key or value of `size` elements into its places: `step` between the groups of `pair` elements that stay together.
+template <class E>
+static INLINE void scatter(E *to, const E *x, int size, int step, int pair) {
+  if (pair == 2)
+    for (int i = 0; i < size; i += 2) to[(i / 2) * step] = x[i], to[(i / 2) * step + 1] = x[i + 1];
+  else
+    for (int i = 0; i < size; i++) to[i * step] = x[i];
+}
+
+template <class E>
+static inline void put_token(const Geometry &g, const Cache &to, size_t row, int offset, const E *k, const E *v) {
+  const int D = g.head_dim;
+  constexpr int pair = Products<E>::STEP;
+  E *kp = (E *)to.k, *vp = (E *)to.v;
+  if (!g.grouped()) {
+    memcpy((void *)(kp + row * D), k, sizeof(E) * D), memcpy((void *)(vp + row * D), v, sizeof(E) * D);
+    return;
+  }
+  scatter(kp + (row - offset % 16) * D + offset % 16 * pair, k, D, 16 * pair, pair);
+  scatter(vp + (row - offset % pair) * D + offset % pair, v, D, pair, 1);
+}
+
 // Key and value of one token and head into their slot.
 static inline void store_token(const Geometry &g, const Cache &to, int block, int head, int offset, const float *k, const float *v) {
   const int D = g.head_dim;
   const size_t row = g.row(block, head, offset);
   if (g.kind == INT8) {
+    int8_t bytes[2][MOST_HEAD_DIM];
     for (int side = 0; side < 2; side++) {
       const float *x = side ? v : k;
       const float peak = peak_of(x, D), inverse = inverse_scale(peak);
       (side ? to.v_scale : to.k_scale)[row] = peak * (1.f / 127.f);
-      for (int d = 0; d < D; d++) {
-        int8_t q = inverse > 0 ? (int8_t)std::nearbyintf(x[d] * inverse) : 0;
-        if (side) ((int8_t *)to.v)[row * D + d] = q;
-        else ((int8_t *)to.k)[g.element(block, head, offset, d)] = q;
-      }
+      for (int d = 0; d < D; d++) bytes[side][d] = inverse > 0 ? (int8_t)std::nearbyintf(x[d] * inverse) : 0;
     }
-    return;
-  }
-  const size_t k0 = g.element(block, head, offset, 0), step = g.grouped() ? 16 : 1;
-  if (g.kind == BFLOAT16) {
-    BF16 *kp = (BF16 *)to.k + k0, *vp = (BF16 *)to.v + row * D;
-    for (int d = 0; d < D; d++) kp[d * step] = to_bf16(k[d]), vp[d] = to_bf16(v[d]);
+    put_token(g, to, row, offset, bytes[0], bytes[1]);
+  } else if (g.kind == BFLOAT16) {
+    Paired rounded[2][MOST_HEAD_DIM];
+    for (int d = 0; d < D; d += 16) {
+      store_bf16(rounded[0] + d, round_bf16(load(k + d)));
+      store_bf16(rounded[1] + d, round_bf16(load(v + d)));
+    }
+    put_token(g, to, row, offset, rounded[0], rounded[1]);
   } else {
-    float *kp = (float *)to.k + k0, *vp = (float *)to.v + row * D;
-    for (int d = 0; d < D; d++) kp[d * step] = k[d], vp[d] = v[d];
+    put_token(g, to, row, offset, k, v);
   }
 }
 
@@ -96,53 +108,62 @@ static inline void point(Keys<E> &keys, const Geometry &g, const Cache &c, const
   }
 }
 
-// Unpacked to floats in `room` (2 * CHUNK * D of them), to be used for many rows. Not for int8, whose scales go on the scores.
+// Brought together in `room` (2 * CHUNK * D elements), where blocks are no multiple of 16. Not for int8.
 template <class E>
-static inline void unpack(Keys<float> &keys, float *room, const Geometry &g, const Cache &c, const int32_t *table, int head,
-                          int from, int count) {
+static inline void gather(Keys<E> &keys, E *room, const Geometry &g, const Cache &c, const int32_t *table, int head, int from, int count) {
   const int D = g.head_dim;
-  float *k = room, *v = room + CHUNK * D;
+  constexpr int pair = Products<E>::STEP;
+  E *k = room, *v = room + CHUNK * D;
   keys.count = count;
-  for (int i = 0; i * 16 < count; i++) {
-    keys.k[i] = k + i * 16 * D, keys.v[i] = v + i * 16 * D;
-    if (g.grouped()) {
-      int t = from + 16 * i;
-      const E *source = as<E>(c.k) + g.row(table[t / g.block_size], head, t % g.block_size) * D;
-      for (int d = 0; d < D; d++) store(k + (i * D + d) * 16, load(source + d * 16));
-    }
-  }
+  for (int i = 0; i * 16 < count; i++) keys.k[i] = k + i * 16 * D, keys.v[i] = v + i * 16 * D;
   for (int t = 0; t < count; t++) {
-    int block = table[(from + t) / g.block_size], offset = (from + t) % g.block_size;
-    size_t row = g.row(block, head, offset);
-    for (int d = 0; d < D; d += 16) {
-      store(v + t * D + d, load(as<E>(c.v) + row * D + d));
-      if (g.grouped()) continue;
-      f32x16 x = load(as<E>(c.k) + row * D + d);
-      for (int j = 0; j < 16; j++) k[((t / 16) * D + d + j) * 16 + t % 16] = x[j];
-    }
+    const size_t row = g.row(table[(from + t) / g.block_size], head, (from + t) % g.block_size);
+    scatter(k + t / 16 * 16 * D + t % 16 * pair, as<E>(c.k) + row * D, D, 16 * pair, pair);
+    scatter(v + t / pair * pair * D + t % pair, as<E>(c.v) + row * D, D, pair, 1);
   }
 }
 
+// Where a chunk of keys is: in the cache, or in `room` where it had to be brought together.
+template <class E>
+static INLINE void find(Keys<E> &keys, float *room, const Geometry &g, const Cache &c, const int32_t *table, int head, int from, int count) {
+  if constexpr (sizeof(E) > 1)
+    if (!g.grouped()) return gather(keys, (E *)room, g, c, table, head, from, count);
+  point(keys, g, c, table, head, from, count);
+}
+
+// Floats as queries for a cache of E.
+template <class E>
+static INLINE void put_query(typename Products<E>::Other *to, const float *x, int size) {
+  if constexpr (Products<E>::STEP == 2)
+    for (int d = 0; d < size; d += 16) store_factors(to + d, round_bf16(load(x + d)));
+  else
+    memcpy(to, x, sizeof(float) * size);
+}
+
+// Sixteens of sums that each of M rows keeps in registers.
+constexpr int columns_of(int rows) { return VECTOR_BYTES == 64 ? 4 : rows <= 3 ? 2 : 1; }
+
 // scores[m][key] of N groups from `first` on.
 template <int M, int N, class E>
-static INLINE void score_groups(const float *q, int D, const Keys<E> &keys, int first, int groups, float *scores) {
+static INLINE void score_groups(const typename Products<E>::Other *q, int D, const Keys<E> &keys, int first, int groups, float *scores) {
+  typedef Products<E> P;
   f32x16 sum[M][N] = {};
   const E *k[N];
   for (int j = 0; j < N; j++) k[j] = keys.k[first + j];
   // What comes next, asked for a line at a time between the arithmetic: these V rows, and the keys after these.
   const char *next_k = (const char *)keys.k[std::min(first + N, groups - 1)];
   const char *this_v = (const char *)keys.v[first];
-  const int bytes = 16 * (int)sizeof(E);
-  for (int d = 0; d < D; d++) {
+  const int bytes = 16 * P::STEP * (int)sizeof(E);
+  for (int d = 0; d < D / P::STEP; d++) {
     __builtin_prefetch(next_k + d * bytes, 0, 2);
     __builtin_prefetch(this_v + d * bytes, 0, 2);
-    f32x16 x[N];
-    for (int j = 0; j < N; j++) x[j] = load(k[j] + d * 16);
+    typename P::Many x[N];
+    for (int j = 0; j < N; j++) x[j] = P::many(k[j] + d * 16 * P::STEP);
 #pragma GCC unroll 6
     for (int m = 0; m < M; m++) {
-      f32x16 b = splat(q[m * D + d]);
+      const typename P::Many b = P::spread(q + m * D + d * P::STEP);
 #pragma GCC unroll 4
-      for (int j = 0; j < N; j++) sum[m][j] = fma(b, x[j], sum[m][j]);
+      for (int j = 0; j < N; j++) sum[m][j] = P::add(sum[m][j], x[j], b);
     }
   }
   for (int m = 0; m < M; m++)
@@ -152,31 +173,39 @@ static INLINE void score_groups(const float *q, int D, const Keys<E> &keys, int 
     }
 }
 
-template <int M, int C, class E>
-static INLINE void weigh_values(const float *weights, const Keys<E> &keys, int D, int column, float *out) {
-  f32x16 sum[M][C] = {};
-  for (int t = 0; t < keys.count; t++) {
-    const E *v = keys.v[t / 16] + (t % 16) * D + column;
-    f32x16 x[C];
-    for (int j = 0; j < C; j++) x[j] = load(v + 16 * j);
+template <int M, int N, class E>
+static INLINE void weigh_values(const typename Products<E>::Other *weights, const Keys<E> &keys, int D, int column, float *out) {
+  typedef Products<E> P;
+  f32x16 sum[M][N] = {};
+  auto add = [&](int t, bool first_only) __attribute__((always_inline)) {
+    const E *v = keys.v[t / 16] + (t % 16) * D + column * P::STEP;
+    typename P::Many x[N];
+    for (int j = 0; j < N; j++) x[j] = P::many(v + 16 * P::STEP * j);
+    if (first_only)
+      for (int j = 0; j < N; j++) x[j] = P::first_only(x[j]);
 #pragma GCC unroll 6
     for (int m = 0; m < M; m++) {
-      f32x16 b = splat(weights[m * CHUNK + t]);
+      const typename P::Many b = P::spread(weights + m * CHUNK + t);
 #pragma GCC unroll 4
-      for (int j = 0; j < C; j++) sum[m][j] = fma(b, x[j], sum[m][j]);
+      for (int j = 0; j < N; j++) sum[m][j] = P::add(sum[m][j], x[j], b);
     }
-  }
+  };
+  int t = 0;
+  for (; t + P::STEP <= keys.count; t += P::STEP) add(t, false);
+  if (t < keys.count) add(t, true);  // its partner was never written
   for (int m = 0; m < M; m++)
-    for (int j = 0; j < C; j++) store(out + m * D + column + 16 * j, sum[m][j]);
+    for (int j = 0; j < N; j++) store(out + m * D + column + 16 * j, sum[m][j]);
 }
 
 // One chunk of keys for M query rows `q` [M][D] (already times scale * log2 e). visible[m]: how many of the keys row m may see.
 // Writes out [M][D], peak [M] and total [M]; a row that sees nothing gets peak -inf.
 template <int M, class E>
-static void attend(const float *q, int D, const Keys<E> &keys, const int *visible, float *out, float *peak, float *total) {
+static void attend(const typename Products<E>::Other *q, int D, const Keys<E> &keys, const int *visible, float *out, float *peak, float *total) {
+  typedef Products<E> P;
   alignas(64) float scores[M * CHUNK];
+  alignas(64) typename P::Other weights[M * CHUNK];
   const int groups = (keys.count + 15) / 16;
-  constexpr int N = M <= 3 ? IN_REGISTERS : IN_REGISTERS / 2;
+  constexpr int N = columns_of(M);
   int g = 0;
   for (; g + N <= groups; g += N) score_groups<M, N, E>(q, D, keys, g, groups, scores);
   for (; g < groups; g++) score_groups<M, 1, E>(q, D, keys, g, groups, scores);
@@ -201,18 +230,19 @@ static void attend(const float *q, int D, const Keys<E> &keys, const int *visibl
         f32x16 scaled = e * load(keys.v_scale[i]);
         e = select(e > splat(0.f), scaled, e);  // the scale of a slot that was never written may be anything
       }
-      store(s + 16 * i, e);
+      if constexpr (P::STEP == 2) store_factors(weights + m * CHUNK + 16 * i, round_bf16(e));
+      else store(weights + m * CHUNK + 16 * i, e);
     }
     total[m] = sum_lanes(sum);
   }
-  constexpr int C = M <= 3 || IN_REGISTERS == 4 ? IN_REGISTERS : 1;
   int column = 0;
-  for (; column + 16 * C <= D; column += 16 * C) weigh_values<M, C, E>(scores, keys, D, column, out);
-  for (; column < D; column += 16) weigh_values<M, 1, E>(scores, keys, D, column, out);
+  for (; column + 16 * N <= D; column += 16 * N) weigh_values<M, N, E>(weights, keys, D, column, out);
+  for (; column < D; column += 16) weigh_values<M, 1, E>(weights, keys, D, column, out);
 }
 
 template <class E>
-static void attend_rows(int rows, const float *q, int D, const Keys<E> &keys, const int *visible, float *out, float *peak, float *total) {
+static void attend_rows(int rows, const typename Products<E>::Other *q, int D, const Keys<E> &keys, const int *visible, float *out,
+                        float *peak, float *total) {
   switch (rows) {
     case 1: return attend<1, E>(q, D, keys, visible, out, peak, total);
     case 2: return attend<2, E>(q, D, keys, visible, out, peak, total);
@@ -247,28 +277,22 @@ static INLINE void divide(const Running &state, const float *sum, float *out, in
 template <class E>
 static void decode_chunk(const Geometry &g, const Cache &c, const int32_t *table, int head, int length, int chunk, const float *q,
                          float *part, float *room) {
+  typedef typename Products<E>::Other Query;
   const int D = g.head_dim, from = chunk * CHUNK, count = std::min(CHUNK, length - from);
-  auto all = [&](const auto &keys) {
-    for (int r = 0; r < g.group(); r += STRIP) {
-      int rows = std::min(STRIP, g.group() - r), visible[STRIP];
-      float peak[STRIP], total[STRIP];
-      for (int &v : visible) v = count;
-      attend_rows(rows, q + r * D, D, keys, visible, room, peak, total);
-      for (int m = 0; m < rows; m++) {
-        float *to = part + (r + m) * (D + 2);
-        memcpy(to, room + m * D, sizeof(float) * D);
-        to[D] = peak[m], to[D + 1] = total[m];
-      }
+  Query *mine = (Query *)(room + STRIP * D);
+  Keys<E> keys;
+  find(keys, room + 2 * STRIP * D, g, c, table, head, from, count);
+  for (int r = 0; r < g.group(); r += STRIP) {
+    int rows = std::min(STRIP, g.group() - r), visible[STRIP];
+    float peak[STRIP], total[STRIP];
+    for (int &v : visible) v = count;
+    put_query<E>(mine, q + r * D, rows * D);
+    attend_rows<E>(rows, mine, D, keys, visible, room, peak, total);
+    for (int m = 0; m < rows; m++) {
+      float *to = part + (r + m) * (D + 2);
+      memcpy(to, room + m * D, sizeof(float) * D);
+      to[D] = peak[m], to[D + 1] = total[m];
     }
-  };
-  if (g.grouped()) {
-    Keys<E> keys;
-    point(keys, g, c, table, head, from, count);
-    all(keys);
-  } else if constexpr (sizeof(E) > 1) {
-    Keys<float> keys;
-    unpack<E>(keys, room + STRIP * D, g, c, table, head, from, count);
-    all(keys);
   }
 }
 
@@ -291,46 +315,38 @@ constexpr int TILE_ROWS = 96;
 static INLINE int queries_per_tile(const Geometry &g) { return std::max(1, TILE_ROWS / g.group()); }
 static INLINE size_t prompt_room(const Geometry &g) {  // floats of scratch that a thread needs
   size_t rows = (size_t)queries_per_tile(g) * g.group() + STRIP;
-  return 2 * CHUNK * g.head_dim + 2 * rows * g.head_dim + STRIP * g.head_dim + 2 * rows + 64;
+  return 2 * CHUNK * g.head_dim + 2 * rows * g.head_dim + 2 * STRIP * g.head_dim + 2 * rows + 64;
 }
 
 // Queries [first, last) of one sequence; query i stands at position `start + i`. q and out: row i, head h at i * stride + h * D.
 template <class E>
 static void prompt_tile(const Geometry &g, const Cache &c, const int32_t *table, int head, int start, int first, int last,
                         const float *q, size_t q_stride, float *out, size_t out_stride, float *room) {
+  typedef typename Products<E>::Other Query;
   const int D = g.head_dim, G = g.group(), rows = (last - first) * G, end = start + last;
-  float *mine = room + 2 * CHUNK * D, *sums = mine + (rows + STRIP) * D, *part = sums + (rows + STRIP) * D;
+  Query *mine = (Query *)(room + 2 * CHUNK * D);
+  float *sums = room + 2 * CHUNK * D + (rows + STRIP) * D, *part = sums + (rows + STRIP) * D;
   Running *state = (Running *)(part + STRIP * D);
   for (int r = 0; r < rows; r++) {
-    memcpy(mine + r * D, q + (first + r / G) * q_stride + (head * G + r % G) * D, sizeof(float) * D);
+    put_query<E>(mine + r * D, q + (first + r / G) * q_stride + (head * G + r % G) * D, D);
     memset(sums + r * D, 0, sizeof(float) * D);
     state[r] = {-INFINITY, 0};
   }
   for (int from = 0; from < end; from += CHUNK) {
     const int count = std::min(CHUNK, end - from);
-    auto all = [&](const auto &keys) {
-      for (int r = 0; r < rows; r += STRIP) {
-        int strip = std::min(STRIP, rows - r), visible[STRIP], most = 0;
-        float peak[STRIP], total[STRIP];
-        for (int m = 0; m < strip; m++) {
-          visible[m] = std::max(0, std::min(count, start + first + (r + m) / G + 1 - from));
-          most = std::max(most, visible[m]);
-        }
-        if (!most) continue;
-        auto seen = keys;  // keys that no row of the strip can see need not be looked at
-        seen.count = most;
-        attend_rows(strip, mine + r * D, D, seen, visible, part, peak, total);
-        for (int m = 0; m < strip; m++) merge(state[r + m], sums + (r + m) * D, part + m * D, peak[m], total[m], D);
+    Keys<E> keys;
+    find(keys, room, g, c, table, head, from, count);
+    for (int r = 0; r < rows; r += STRIP) {
+      int strip = std::min(STRIP, rows - r), visible[STRIP], most = 0;
+      float peak[STRIP], total[STRIP];
+      for (int m = 0; m < strip; m++) {
+        visible[m] = std::max(0, std::min(count, start + first + (r + m) / G + 1 - from));
+        most = std::max(most, visible[m]);
       }
-    };
-    if constexpr (sizeof(E) == 1) {  // scales are applied to scores and weights, in place and unpacked alike
-      Keys<int8_t> keys;
-      point(keys, g, c, table, head, from, count);
-      all(keys);
-    } else {
-      Keys<float> keys;
-      unpack<E>(keys, room, g, c, table, head, from, count);
-      all(keys);
+      if (!most) continue;
+      keys.count = most;  // keys that no row of the strip can see need not be looked at
+      attend_rows<E>(strip, mine + r * D, D, keys, visible, part, peak, total);
+      for (int m = 0; m < strip; m++) merge(state[r + m], sums + (r + m) * D, part + m * D, peak[m], total[m], D);
     }
   }
   for (int r = 0; r < rows; r++) divide(state[r], sums + r * D, out + (first + r / G) * out_stride + (head * G + r % G) * D, D);

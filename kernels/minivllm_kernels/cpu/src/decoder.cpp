@@ -39,6 +39,8 @@ static INLINE void rotate_row(const float *x, const float *cos_sin, int D, float
 
 using Clock = std::chrono::steady_clock;
 
+enum Piece { EMBED, NORMS, QKV, ROTARY, ATTENTION, OUT, GATE_UP, DOWN, ROUNDING, HEAD, PIECES };  // named in decoder.py
+
 class Decoder {
  public:
   explicit Decoder(const Model &model) : m_(model), geometry_{model.heads, model.kv_heads, model.head_dim, model.block_size, model.cache_kind} {
@@ -51,12 +53,18 @@ class Decoder {
     prepare(batch);
     const auto begin = Clock::now();
     waited_ = {};
+    last_ = begin;
     pool.run(threads_, [&](int id) {
       embed(batch, id);
       for (int i = 0; i < m_.num_layers; i++) layer(batch, layers_[i], &counters_[5 * i], id);
       if (batch.sampled) head(batch, &counters_[5 * m_.num_layers], id);
     });
-    adapt(Clock::now() - begin);
+    took(HEAD, Clock::now());
+    adapt(last_ - begin);
+  }
+
+  void seconds(double *of_pieces) {  // of all steps since the last call
+    for (int i = 0; i < PIECES; i++) of_pieces[i] = std::chrono::duration<double>(spent_[i]).count(), spent_[i] = {};
   }
 
  private:
@@ -106,12 +114,15 @@ class Decoder {
   }
 
   Rows rows() { return {floats_.data(), bytes_.data(), scales_.data(), fixes_.data()}; }
-  void sync(int id) {
+  void sync(int id, Piece done) {
     if (id) return pool.barrier.wait();
     const auto begin = Clock::now();
     pool.barrier.wait();
-    waited_ += Clock::now() - begin;
+    const auto now = Clock::now();
+    waited_ += now - begin;
+    took(done, now);
   }
+  void took(Piece piece, Clock::time_point now) { spent_[piece] += now - last_, last_ = now; }
 
   // Where other programs want the cores, threads wait for one that is not running, at every barrier: fewer threads are then
   // faster. The number is halved after a few steps of mostly waiting and tried again later, less and less often.
@@ -143,10 +154,11 @@ class Decoder {
         const uint8_t *p = (const uint8_t *)w.data + at + lane * 4;
         const float scale = w.scale[token];
         for (int k = 0; k < m_.hidden; k++) x[k] = ((int)p[(k / 4) * 128 + k % 4] - 128) * scale;
-      } else if (w.kind == BFLOAT16) {
-        const BF16 *p = (const BF16 *)w.data + at + lane;
+      } else if (w.kind == BFLOAT16 || w.kind == BFLOAT16_DOT) {
+        const BF16 *p = (const BF16 *)w.data + at;
         for (int k = 0; k < m_.hidden; k++) {
-          uint32_t bits = (uint32_t)p[(size_t)k * PANEL].bits << 16;
+          const size_t place = w.kind == BFLOAT16 ? (size_t)k * PANEL + lane : (size_t)(k / 2) * 2 * PANEL + 2 * lane + k % 2;
+          uint32_t bits = (uint32_t)p[place].bits << 16;
           memcpy(x + k, &bits, 4);
         }
       } else {
@@ -154,7 +166,7 @@ class Decoder {
         for (int k = 0; k < m_.hidden; k++) x[k] = p[(size_t)k * PANEL];
       }
     }
-    sync(id);
+    sync(id, EMBED);
   }
 
   void normalize(const Batch &b, const float *weight, const Matrix &into, int id) {
@@ -164,12 +176,12 @@ class Decoder {
       rms_norm_row(x_.data() + (size_t)r * m_.hidden, weight, m_.hidden, m_.eps, room);
       put(into, r, room, m_.hidden);
     }
-    sync(id);
+    sync(id, NORMS);
   }
 
-  void linear(const Batch &b, const Matrix &w, float *y, size_t stride, Epilogue end, std::atomic<int> &next, int id) {
+  void linear(const Batch &b, const Matrix &w, float *y, size_t stride, Epilogue end, std::atomic<int> &next, Piece piece, int id) {
     multiply(rows(), b.tokens, w, y, stride, end, threads_, next);
-    sync(id);
+    sync(id, piece);
   }
 
   void rotate_and_store(const Batch &b, const Layer &l, int id) {
@@ -194,7 +206,7 @@ class Decoder {
       const int block = b.tables[(size_t)sequence_[row] * b.table_width + position / m_.block_size];
       store_token(geometry_, l.cache, block, kv, position % m_.block_size, turned, x + m_.kv_heads * D);
     }
-    sync(id);
+    sync(id, ROTARY);
   }
 
   template <class E>
@@ -217,7 +229,7 @@ class Decoder {
                      b.seq_lens[t.sequence] - b.query_lens[t.sequence], t.first, t.last, qkv_.data() + row * width, width,
                      attended_.data() + row * m_.heads * D, (size_t)m_.heads * D, room);
     }
-    sync(id);
+    sync(id, ATTENTION);
     Share singles((int)single_.size(), id, threads_);
     for (int i = singles.begin; i < singles.end; i++)
       for (int h = 0; h < m_.kv_heads; h++) {
@@ -225,28 +237,28 @@ class Decoder {
         decode_combine(geometry_, parts_.data() + (size_t)first * G * (D + 2), chunks,
                        attended_.data() + (size_t)single_[i] * m_.heads * D + h * G * D, room);
       }
-    sync(id);
+    sync(id, ATTENTION);
   }
 
   void quantize(const Batch &b, const float *x, int size, const Matrix &into, int id) {
     Share mine(b.tokens, id, threads_);
     for (int r = mine.begin; r < mine.end; r++) put(into, r, x + (size_t)r * size, size);
-    sync(id);
+    sync(id, ROUNDING);
   }
 
   void layer(const Batch &b, const Layer &l, std::atomic<int> *next, int id) {
     normalize(b, l.input_norm, l.qkv, id);
-    linear(b, l.qkv, qkv_.data(), l.qkv.channels, STORE, next[0], id);
+    linear(b, l.qkv, qkv_.data(), l.qkv.channels, STORE, next[0], QKV, id);
     rotate_and_store(b, l, id);
     if (m_.cache_kind == INT8) attend_all<int8_t>(b, l, next[1], id);
-    else if (m_.cache_kind == BFLOAT16) attend_all<BF16>(b, l, next[1], id);
+    else if (m_.cache_kind == BFLOAT16) attend_all<Paired>(b, l, next[1], id);
     else attend_all<float>(b, l, next[1], id);
     quantize(b, attended_.data(), m_.heads * m_.head_dim, l.out, id);
-    linear(b, l.out, x_.data(), m_.hidden, ADD, next[2], id);
+    linear(b, l.out, x_.data(), m_.hidden, ADD, next[2], OUT, id);
     normalize(b, l.post_norm, l.gate_up, id);
-    linear(b, l.gate_up, activated_.data(), m_.intermediate, SILU_MUL, next[3], id);
+    linear(b, l.gate_up, activated_.data(), m_.intermediate, SILU_MUL, next[3], GATE_UP, id);
     quantize(b, activated_.data(), m_.intermediate, l.down, id);
-    linear(b, l.down, x_.data(), m_.hidden, ADD, next[4], id);
+    linear(b, l.down, x_.data(), m_.hidden, ADD, next[4], DOWN, id);
   }
 
   void head(const Batch &b, std::atomic<int> *next, int id) {
@@ -256,7 +268,7 @@ class Decoder {
       rms_norm_row(x_.data() + (size_t)b.last_rows[r] * m_.hidden, m_.final_norm, m_.hidden, m_.eps, room);
       put(m_.head, r, room, m_.hidden);
     }
-    sync(id);
+    sync(id, HEAD);
     multiply(rows(), b.sampled, m_.head, b.logits, m_.head.channels, STORE, threads_, *next);
   }
 
@@ -277,6 +289,8 @@ class Decoder {
   static constexpr int PATIENCE = 3;
   int threads_ = m_.threads;  // at the moment, of those that were asked for
   Clock::duration waited_{};  // of thread 0 in this step, at barriers
+  Clock::duration spent_[PIECES] = {};  // of thread 0, by what it ended
+  Clock::time_point last_;
   int patience_ = PATIENCE, pause_ = 16, until_next_try_ = 0, good_steps_ = 0;
 };
 
@@ -335,6 +349,7 @@ void *minivllm_decoder_new(const Model *model) {  // null: no memory
   }
 }
 void minivllm_decoder_free(void *decoder) { delete (Decoder *)decoder; }
+void minivllm_decoder_seconds(void *decoder, double *of_pieces) { ((Decoder *)decoder)->seconds(of_pieces); }
 int minivllm_decoder_run(void *decoder, const Batch *batch) {  // 0, or 1: no memory, or 2: no thread
   try {
     ((Decoder *)decoder)->run(*batch);

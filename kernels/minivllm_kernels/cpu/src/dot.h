@@ -1,12 +1,17 @@
-// Sums of four products of bytes, sixteen at a time: the heart of the int8 matrix product.
+// The hearts of the matrix products, sixteen channels at a time: sums of four products of bytes, of two of bfloat16 numbers, or of
+// one of floats.
 //
-// Weights are stored as w + 128 (unsigned), activations as signed bytes, both within -127..127. Machines with an unsigned x
+// Bytes: weights are stored as w + 128 (unsigned), activations as signed bytes, both within -127..127. Machines with an unsigned x
 // signed instruction take them as they are and start from `correction` = -128 * sum(activations); the others take the sign bit
 // off the weights first and start from 0. Integers, so the result is the same to the last bit.
 #pragma once
 #include "vec.h"
 
-#if VECTOR_BYTES == 64 && defined(__AVX512VNNI__)
+#if VECTOR_BYTES == 64 && defined(__AVX512VNNI__) && defined(__AVX512BF16__) && !defined(SPLIT_PAIRS)
+#define ISA_NAME "avx512bf16"
+#define DOT_TAKES_UNSIGNED 1
+#define DOT_TAKES_PAIRS 1
+#elif VECTOR_BYTES == 64 && defined(__AVX512VNNI__)
 #define ISA_NAME "avx512vnni"
 #define DOT_TAKES_UNSIGNED 1
 #elif VECTOR_BYTES == 64
@@ -123,3 +128,60 @@ static OUTLINE i32x16 dot4(const i32x16 &accumulator, const weights64 &w, int32_
           {dot4_quarter(accumulator.hi.lo, w.w + 32, activations), dot4_quarter(accumulator.hi.hi, w.w + 48, activations)}};
 }
 #endif
+
+// --- floats and bfloat16 numbers ----------------------------------------------------------------------------------------------
+//
+// Pairs of bfloat16 numbers are summed as AVX512-BF16's instruction does it, two fused multiply-adds, the odd one first. It takes
+// denormals for zeros and makes them zeros; nobody notices, because all factors were made by round_bf16: what is not 0 is a
+// multiple of 2^-63, so are products and sums of 2^-126, and that is no denormal yet.
+
+#if defined(DOT_TAKES_PAIRS)
+typedef BF16 Factor;  // what multiplies a pair of weights: two of them lie side by side
+static INLINE void store_factors(Factor *p, const f32x16 &x) { store_bf16(p, x); }
+#else
+typedef float Factor;
+static INLINE void store_factors(Factor *p, const f32x16 &x) { store(p, x); }
+#endif
+
+template <class E>
+struct Products {  // of elements E and floats
+  typedef float Other;
+  typedef f32x16 Many;
+  static constexpr int STEP = 1;  // elements along the depth in a lane
+  static INLINE Many many(const E *p) { return load(p); }
+  static INLINE Many spread(const float *p) { return splat(*p); }
+  static INLINE f32x16 add(const f32x16 &sum, const Many &a, const Many &b) { return fma(b, a, sum); }
+  static INLINE Many first_only(const Many &a) { return a; }
+};
+
+template <>
+struct Products<Paired> {
+  typedef Factor Other;
+  static constexpr int STEP = 2;
+#if defined(DOT_TAKES_PAIRS)
+  typedef __m512i Many;
+  static INLINE Many many(const Paired *p) { return _mm512_loadu_si512(p); }
+  static INLINE Many spread(const Factor *p) {
+    int32_t two;
+    memcpy(&two, p, 4);
+    return _mm512_set1_epi32(two);
+  }
+  static INLINE f32x16 add(const f32x16 &sum, const Many &a, const Many &b) {
+    return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+  }
+  static INLINE Many first_only(const Many &a) { return _mm512_and_si512(a, _mm512_set1_epi32(0xffff)); }
+#else
+  struct Many {
+    f32x16 even, odd;
+  };
+  static INLINE Many many(const Paired *p) {
+    float bits[16];
+    memcpy(bits, p, sizeof bits);
+    const i32x16 both = as_ints(load(bits));
+    return {as_floats(both << 16), as_floats(both & (int32_t)0xffff0000)};
+  }
+  static INLINE Many spread(const Factor *p) { return {splat(p[0]), splat(p[1])}; }
+  static INLINE f32x16 add(const f32x16 &sum, const Many &a, const Many &b) { return fma(b.even, a.even, fma(b.odd, a.odd, sum)); }
+  static INLINE Many first_only(const Many &a) { return {a.even, splat(0.f)}; }
+#endif
+};

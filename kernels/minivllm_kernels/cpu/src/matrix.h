@@ -16,12 +16,13 @@
 #endif
 constexpr int PANEL = 32;
 #if VECTOR_BYTES == 64
-constexpr int TILE_INT8 = 6, TILE_FLOAT = 8;
+constexpr int TILE_INT8 = 6, TILE_FLOAT = 12;
 #else
 constexpr int TILE_INT8 = 2, TILE_FLOAT = 2;
 #endif
 
-enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
+// BFLOAT16: weights are bfloat16 numbers, activations stay floats. BFLOAT16_DOT: both are bfloat16, summed in floats.
+enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, BFLOAT16_DOT = 4 };
 
 static INLINE bool takes_bytes(int kind) { return kind == INT8 || kind == INT4; }
 static INLINE int group_of(int kind) { return kind == INT4 ? GROUP4 : GROUP; }  // activations that share a scale
@@ -32,12 +33,12 @@ struct Matrix {  // mirrored by ctypes in library.py
   const float *bias;   // per channel, or null
   int32_t kind;
   int32_t channels;  // N, a multiple of PANEL
-  int32_t depth;     // K; of int8 a multiple of GROUP, of int4 of 32
+  int32_t depth;     // K; of int8 a multiple of GROUP, of int4 and bfloat16_dot of 32, else of 16
   int32_t pad;
 };
 
 struct Rows {  // activations of a batch, [rows][depth]
-  float *x;       // float kinds
+  float *x;       // float kinds; of bfloat16_dot Factors
   int8_t *q;      // int8: bytes, [rows][depth]
   float *scale;   // [rows][depth / group]
   int32_t *fix;   // -128 * sum of the group
@@ -91,6 +92,17 @@ static inline void put_bytes(const Rows &to, size_t row, const float *x, int siz
 
 // One row of `size` floats, zero-padded to `depth`, into the form that `kind` of weights wants.
 static inline void put_row(Kind kind, const Rows &to, size_t row, const float *x, int size, int depth) {
+  if (kind == BFLOAT16_DOT) {
+    Factor *p = (Factor *)to.x + row * depth;
+    int i = 0;
+    for (; i + 16 <= size; i += 16) store_factors(p + i, round_bf16(load(x + i)));
+    for (; i < depth; i += 16) {
+      float last[16] = {};
+      if (i < size) memcpy(last, x + i, sizeof(float) * (size - i));
+      store_factors(p + i, round_bf16(load(last)));
+    }
+    return;
+  }
   if (!takes_bytes(kind)) {
     memcpy(to.x + row * depth, x, sizeof(float) * size);
     memset(to.x + row * depth + size, 0, sizeof(float) * (depth - size));
@@ -141,28 +153,29 @@ static INLINE void tile_int8(const int8_t *q, const float *scale, const int32_t 
 }
 
 template <int M, class W>
-static INLINE void tile_float(const float *x, int depth, const W *w, const char *ahead, int lines, f32x16 (&sum)[M][2]) {
+static INLINE void tile_float(const typename Products<W>::Other *x, int depth, const W *w, const char *ahead, int lines, f32x16 (&sum)[M][2]) {
+  typedef Products<W> P;
   for (int m = 0; m < M; m++) sum[m][0] = sum[m][1] = f32x16{};
-  const int steps = depth / 16;
-  constexpr int LINES = 16 * PANEL * sizeof(W) / 64;  // lines of weights in sixteen steps of k
-  for (int s = 0; s < steps; s++) {
+  const int turns = depth / (16 * P::STEP);
+  constexpr int LINES = 16 * P::STEP * PANEL * sizeof(W) / 64;  // lines of weights in a turn of sixteen steps
+  for (int turn = 0; turn < turns; turn++) {
 #pragma GCC unroll 16
     for (int k = 0; k < 16; k++) {
-      f32x16 w0 = load(w), w1 = load(w + 16);
-      w += PANEL;
+      const typename P::Many w0 = P::many(w), w1 = P::many(w + 16 * P::STEP);
+      w += PANEL * P::STEP;
       if (lines == LINES) {
         for (int i = k * LINES / 16; i < (k + 1) * LINES / 16; i++) __builtin_prefetch(ahead + 64 * i, 0, 3);
       } else if (k < lines) {
         __builtin_prefetch(ahead + 64 * k, 0, 2);
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
       for (int m = 0; m < M; m++) {
-        f32x16 b = splat(x[(size_t)m * depth + k]);
-        sum[m][0] = fma(b, w0, sum[m][0]);
-        sum[m][1] = fma(b, w1, sum[m][1]);
+        const typename P::Many b = P::spread(x + (size_t)m * depth + k * P::STEP);
+        sum[m][0] = P::add(sum[m][0], w0, b);
+        sum[m][1] = P::add(sum[m][1], w1, b);
       }
     }
-    x += 16;
+    x += 16 * P::STEP;
     ahead += lines * 64;
   }
 }
@@ -187,60 +200,77 @@ static INLINE void finish(f32x16 (&sum)[M][2], const Matrix &w, int panel, float
   }
 }
 
+// Where a tile of rows and a panel meet.
+struct Place {
+  const Rows &x;
+  const Matrix &w;
+  size_t row;
+  int panel;
+  const char *ahead;
+  int lines;
+  float *y;
+  size_t stride;
+  Epilogue end;
+};
+
 template <int M>
-static inline void tile(const Rows &x, size_t row, const Matrix &w, int panel, const char *ahead, int lines, float *y,
-                        size_t stride, Epilogue end) {
+static inline void tile_of_bytes(const Place &p) {
   f32x16 sum[M][2];
-  const int depth = w.depth;
-  const size_t at = (size_t)panel * PANEL * depth;
-  if (w.kind == INT8) {
-    const int groups = depth / GROUP;
-    tile_int8<M>(x.q + row * depth, x.scale + row * groups, x.fix + row * groups, depth, (const uint8_t *)w.data + at, ahead,
-                 lines, sum);
-  } else if (w.kind == INT4) {
-    if constexpr (M <= TILE_INT4) {
-      const int groups = depth / GROUP4;
-      tile_int4<M>(x.q + row * depth, x.scale + row * groups, x.fix + row * groups, depth,
-                   (const uint8_t *)w.data + (size_t)panel * groups * GROUP4_BYTES, ahead, lines, sum);
-    }
-  } else if (w.kind == BFLOAT16) {
-    tile_float<M>(x.x + row * depth, depth, (const BF16 *)w.data + at, ahead, lines, sum);
-  } else {
-    tile_float<M>(x.x + row * depth, depth, (const float *)w.data + at, ahead, lines, sum);
+  const int depth = p.w.depth, groups = depth / group_of(p.w.kind);
+  const int8_t *q = p.x.q + p.row * depth;
+  const float *scale = p.x.scale + p.row * groups;
+  const int32_t *fix = p.x.fix + p.row * groups;
+  const uint8_t *w = (const uint8_t *)p.w.data;
+  if (p.w.kind == INT8) {
+    tile_int8<M>(q, scale, fix, depth, w + (size_t)p.panel * PANEL * depth, p.ahead, p.lines, sum);
+  } else if constexpr (M <= TILE_INT4) {
+    tile_int4<M>(q, scale, fix, depth, w + (size_t)p.panel * groups * GROUP4_BYTES, p.ahead, p.lines, sum);
   }
-  finish<M>(sum, w, panel, y, stride, end);
+  finish<M>(sum, p.w, p.panel, p.y, p.stride, p.end);
 }
 
 template <int M>
-static void tile_of(int rows, const Rows &x, size_t row, const Matrix &w, int panel, const char *ahead, int lines, float *y,
-                    size_t stride, Epilogue end) {
-  if constexpr (M == 1) {
-    tile<1>(x, row, w, panel, ahead, lines, y, stride, end);
-  } else {
-    if (rows == M) return tile<M>(x, row, w, panel, ahead, lines, y, stride, end);
-    tile_of<M - 1>(rows, x, row, w, panel, ahead, lines, y, stride, end);
+static inline void tile_of_floats(const Place &p) {
+  f32x16 sum[M][2];
+  const int depth = p.w.depth;
+  const size_t at = (size_t)p.panel * PANEL * depth;
+  const float *x = p.x.x + p.row * depth;
+  if (p.w.kind == BFLOAT16_DOT)
+    tile_float<M>((const Factor *)p.x.x + p.row * depth, depth, (const Paired *)p.w.data + at, p.ahead, p.lines, sum);
+  else if (p.w.kind == BFLOAT16) tile_float<M>(x, depth, (const BF16 *)p.w.data + at, p.ahead, p.lines, sum);
+  else tile_float<M>(x, depth, (const float *)p.w.data + at, p.ahead, p.lines, sum);
+  finish<M>(sum, p.w, p.panel, p.y, p.stride, p.end);
+}
+
+template <bool BYTES, int M>
+static void tile(int rows, const Place &p) {
+  if (M == 1 || rows == M) {
+    if constexpr (BYTES) tile_of_bytes<M>(p);
+    else tile_of_floats<M>(p);
+  } else if constexpr (M > 1) {
+    tile<BYTES, M - 1>(rows, p);
   }
 }
 
-// Panels [begin, end) for all rows. `stride` is between rows of y; with SILU_MUL a panel writes 16 values, else 32.
+// Panels [first, last) for all rows. `stride` is between rows of y; with SILU_MUL a panel writes 16 values, else 32.
 static void multiply_panels(const Rows &x, int rows, const Matrix &w, float *y, size_t stride, Epilogue end, int first, int last) {
   const int limit = w.kind == INT8 ? TILE_INT8 : w.kind == INT4 ? TILE_INT4 : TILE_FLOAT;
   const int tiles = (rows + limit - 1) / limit;
-  const int step = takes_bytes(w.kind) ? group_of(w.kind) : 16;  // k per turn of the inner loop
-  const size_t step_bytes = w.kind == INT4 ? GROUP4_BYTES : (size_t)step * PANEL * (w.kind == INT8 ? 1 : w.kind == BFLOAT16 ? 2 : 4);
+  // k per turn of the inner loop, and the bytes of weights in it
+  const int step = takes_bytes(w.kind) ? group_of(w.kind) : w.kind == BFLOAT16_DOT ? 32 : 16;
+  const size_t step_bytes = w.kind == INT4 ? GROUP4_BYTES : (size_t)step * PANEL * (w.kind == INT8 ? 1 : w.kind == FLOAT32 ? 4 : 2);
   const size_t panel_bytes = w.depth / step * step_bytes;
   const int full = (int)(step_bytes / 64);  // lines of weights per turn
   const int lines = tiles == 1 ? full : tiles > 64 ? 0 : (full + tiles - 1) / tiles;
   for (int panel = first; panel < last; panel++) {
     const char *ahead = (const char *)w.data + panel * panel_bytes + (tiles == 1 ? 2048 : panel_bytes);
     float *to = y + (size_t)panel * (end == SILU_MUL ? 16 : 32);
-    int row = 0;
+    size_t row = 0;
     for (int t = 0; t < tiles; t++) {
-      int m = (rows - row + tiles - t - 1) / (tiles - t);  // even tiles: 8 rows are 4 + 4, not 6 + 2
-      if (takes_bytes(w.kind))
-        tile_of<std::max(TILE_INT8, TILE_INT4)>(m, x, row, w, panel, ahead, lines, to + row * stride, stride, end);
-      else
-        tile_of<TILE_FLOAT>(m, x, row, w, panel, ahead, lines, to + row * stride, stride, end);
+      const int m = (rows - (int)row + tiles - t - 1) / (tiles - t);  // even tiles: 8 rows are 4 + 4, not 6 + 2
+      const Place place{x, w, row, panel, ahead, lines, to + row * stride, stride, end};
+      if (takes_bytes(w.kind)) tile<true, std::max(TILE_INT8, TILE_INT4)>(m, place);
+      else tile<false, TILE_FLOAT>(m, place);
       ahead += (size_t)lines * 64 * (w.depth / step);
       row += m;
     }

@@ -78,15 +78,15 @@ static void test_vectors() {
     const float total = (float)sum_lanes(whole);
     bytes.add(&total, 1);
   }
-  std::vector<BF16> short_floats(4096);
-  for (BF16 &s : short_floats) s = to_bf16(random.real() * 1000.f);
+  std::vector<BF16> short_floats(x.size());
+  for (size_t i = 0; i < x.size(); i += 16) store_bf16(&short_floats[i], round_bf16(load(&x[i])));
   for (size_t i = 0; i < short_floats.size(); i += 16) halves.add(load(&short_floats[i]));
   exponentials.print("exp2v"), silus.print("silu"), lanes.print("lanes"), bytes.print("bytes"), halves.print("bfloat16");
 }
 
 // --- matrices -----------------------------------------------------------------------------------------------------------------
 
-static const char *const NAMES[] = {"float32", "bfloat16", "int8", "int4"};
+static const char *const NAMES[] = {"float32", "bfloat16", "int8", "int4", "bfloat16_dot"};
 
 struct Weights {  // random ones, in the packed layout of a kind, rounded up as packing does
   std::vector<uint8_t> data;
@@ -94,7 +94,7 @@ struct Weights {  // random ones, in the packed layout of a kind, rounded up as 
   Matrix matrix;
 
   Weights(Random &random, int kind, int channels, int depth, bool with_bias) {
-    const int multiple = kind == INT8 ? GROUP : kind == INT4 ? GROUP4 : 16;
+    const int multiple = kind == INT8 ? GROUP : kind == INT4 ? GROUP4 : kind == BFLOAT16_DOT ? 32 : 16;
     const int n = (channels + PANEL - 1) / PANEL * PANEL, k = (depth + multiple - 1) / multiple * multiple;
     const size_t places = (size_t)n * k;
     const float size = 1.5f / std::sqrt((float)depth);
@@ -102,11 +102,11 @@ struct Weights {  // random ones, in the packed layout of a kind, rounded up as 
       const std::vector<float> values = random.reals(places, size);
       data.resize(4 * places);
       memcpy(data.data(), values.data(), data.size());
-    } else if (kind == BFLOAT16) {
+    } else if (kind == BFLOAT16 || kind == BFLOAT16_DOT) {
       data.resize(2 * places);
       for (size_t i = 0; i < places; i++) {
-        const BF16 value = to_bf16(random.real() * size);
-        memcpy(&data[2 * i], &value, 2);
+        const float value = random.real() * size;
+        memcpy(&data[2 * i], (const char *)&value + 2, 2);  // little endian
       }
     } else if (kind == INT8) {
       data.resize(places);
@@ -251,8 +251,8 @@ int main() {
   printf("isa %s\n", minivllm_isa());
   test_vectors();
   test_sampling();
-  for (int kind : {FLOAT32, BFLOAT16, INT8, INT4}) test_products(kind);
-  for (int kind : {FLOAT32, BFLOAT16, INT8, INT4})
+  for (int kind : {FLOAT32, BFLOAT16, INT8, INT4, BFLOAT16_DOT}) test_products(kind);
+  for (int kind : {FLOAT32, BFLOAT16, INT8, INT4, BFLOAT16_DOT})
     for (int cache_kind : {FLOAT32, BFLOAT16, INT8}) test_decoder(kind, cache_kind, 16);
   for (int cache_kind : {FLOAT32, BFLOAT16}) test_decoder(INT8, cache_kind, 24);
 }

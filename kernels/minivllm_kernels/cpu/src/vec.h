@@ -21,6 +21,7 @@
 struct BF16 {  // the upper half of a float
   uint16_t bits;
 };
+struct Paired : BF16 {};  // one that lies beside its partner in a sum: see dot.h
 
 // --- what the machine has: `f32s` and `i32s` are its widest vectors ----------------------------------------------------------
 
@@ -56,6 +57,7 @@ static INLINE f32s as_floats(i32s v) { return (f32s)v; }
 static INLINE i32s as_ints(f32s v) { return (i32s)v; }
 static INLINE f32s to_float(i32s v) { return __builtin_convertvector(v, f32s); }
 static INLINE f32s select(i32s mask, f32s a, f32s b) { return mask ? a : b; }
+static INLINE i32s select(i32s mask, i32s a, i32s b) { return mask ? a : b; }
 
 #if VECTOR_BYTES == 64
 static INLINE f32s fma(f32s a, f32s b, f32s c) { return (f32s)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
@@ -137,6 +139,7 @@ PAIRWISE(/)
 PAIRWISE(&)
 PAIRWISE(|)
 PAIRWISE(<<)
+PAIRWISE(>>)
 PAIRWISE(<)
 PAIRWISE(>)
 PAIRWISE(==)
@@ -236,10 +239,33 @@ static INLINE void store_bytes(int8_t *p, const i32x16 &v) {  // values within -
   for (int i = 0; i < 16; i++) p[i] = (int8_t)v[i];
 #endif
 }
+// To the nearest bfloat16, ties to even; what is below 2^-56 becomes 0, see dot.h. As a float whose lower half is 0.
+static INLINE f32x16 round_bf16(const f32x16 &x) {
+  const i32x16 bits = as_ints(x), size = bits & 0x7fffffff;
+  i32x16 near = (bits + ((bits >> 16 & 1) + 0x7fff)) & (int32_t)0xffff0000;
+  near = select((near & 0x7fffffff) < splat_i32(0x23800000), splat_i32(0), near);
+  return as_floats(select(size > splat_i32(0x7f800000), splat_i32(0x7fc00000), near));
+}
+static INLINE void store_bf16(BF16 *p, const f32x16 &x) {  // of round_bf16
+#if VECTOR_BYTES == 64
+  _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)as_ints(x), 16)));
+#else
+  float wide[16];
+  store(wide, x);
+  for (int i = 0; i < 16; i++) memcpy(p + i, (const char *)(wide + i) + 2, 2);  // little endian
+#endif
+}
 static INLINE i32x16 abs_bits(const f32x16 &a) { return as_ints(a) & 0x7fffffff; }  // ordered as |a|, NaN above infinity
 
 // Sums and maxima over the lanes. The tree of the sum is fixed: within quarters (0+2)+(1+3), then (Q0+Q1)+(Q2+Q3).
 static INLINE float sum_lanes(const f32x16 &v) {
+#if VECTOR_BYTES == 64
+  __m512 x = (__m512)v;
+  x = _mm512_add_ps(x, _mm512_permute_ps(x, 0x4e));
+  x = _mm512_add_ps(x, _mm512_permute_ps(x, 0xb1));
+  x = _mm512_add_ps(x, _mm512_shuffle_f32x4(x, x, 0xb1));
+  return _mm512_cvtss_f32(_mm512_add_ps(x, _mm512_shuffle_f32x4(x, x, 0x4e)));
+#endif
   float q[4];
   for (int i = 0; i < 4; i++) q[i] = (v[4 * i] + v[4 * i + 2]) + (v[4 * i + 1] + v[4 * i + 3]);
   return (q[0] + q[1]) + (q[2] + q[3]);
