@@ -48,13 +48,16 @@ _HOMES = {
 }
 
 
-def register() -> Any:
-    """Make ``litellm.completion(model="minivllm/…")`` reach this process's engines. Idempotent; returns the handler.
+def register(name: str = "litellm") -> Any:
+    """Open the engine's door to another framework. Idempotent; returns what the adapter returns, for LiteLLM its handler.
 
-    Needs litellm (``pip install "minivllm-plugin[litellm]"``) and imports it.
+    ``register()`` makes ``litellm.completion(model="minivllm/…")`` reach this process's engines; it needs litellm
+    (``pip install "minivllm-plugin[litellm]"``) and imports it. Plugins offer further names (``minivllm_register_adapters``).
+
+    Raises:
+        ConfigError: no adapter has this name.
     """
-    # By name: the adapters build on this package, so it must not import them.
-    return importlib.import_module("minivllm_adapters.litellm_provider").register()
+    return importlib.import_module("minivllm_plugin.extensions.adapters").register_adapter(name)
 
 
 def __getattr__(name: str) -> Any:

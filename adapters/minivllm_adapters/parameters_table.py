@@ -12,10 +12,11 @@ __all__ = ["ADMISSION", "ALIASES", "CHAT_TEMPLATE", "HINTS", "IGNORED", "NEUTRAL
 SAMPLING = frozenset(
     {
         "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos",
-        "include_stop_str_in_output", "skip_special_tokens",
+        "include_stop_str_in_output", "skip_special_tokens", "extra_args",
     }
 )  # fmt: skip
-ALIASES: Mapping[str, str] = {"max_completion_tokens": "max_tokens"}
+# The second is what vLLM's server calls the parameters of its plugins.
+ALIASES: Mapping[str, str] = {"max_completion_tokens": "max_tokens", "vllm_xargs": "extra_args"}
 
 # How the messages become a prompt.
 CHAT_TEMPLATE = frozenset({"add_generation_prompt", "continue_final_message", "chat_template_kwargs"})

@@ -16,6 +16,7 @@ from minivllm_plugin.cli.chat import chat
 from minivllm_plugin.cli.environment import env
 from minivllm_plugin.cli.generate import generate
 from minivllm_plugin.cli.models import models, pull
+from minivllm_plugin.cli.plugin_commands import with_plugin_commands
 from minivllm_plugin.errors import MinivllmError
 
 __all__ = ["app", "main"]
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
     debug = DEBUG_FLAG in given[:end]
     given = [argument for argument in given[:end] if argument != DEBUG_FLAG] + given[end:]
     try:
-        app(given)
+        with_plugin_commands(app)(given)
     except MinivllmError as error:
         if debug:
             traceback.print_exc()
