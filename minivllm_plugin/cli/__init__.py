@@ -17,6 +17,7 @@ from minivllm_plugin.cli.environment import env
 from minivllm_plugin.cli.generate import generate
 from minivllm_plugin.cli.models import models, pull
 from minivllm_plugin.cli.plugin_commands import with_plugin_commands
+from minivllm_plugin.cli.plugins import plugins
 from minivllm_plugin.errors import MinivllmError
 
 __all__ = ["app", "main"]
@@ -25,12 +26,12 @@ DEBUG_FLAG = "--debug"
 
 app = typer.Typer(
     name="minivllm",
-    help="Run language models inside this process: chat, generate, pull models, look at the environment, measure.",
+    help="Run language models inside this process: chat, generate, pull models, look at plugins and the environment, measure.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # errors.py's messages are written for people; main() prints them
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, generate, pull, models, env, autoload):
+for command in (chat, generate, pull, models, plugins, env, autoload):
     app.command()(command)
 app.add_typer(bench)
 
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
     debug = DEBUG_FLAG in given[:end]
     given = [argument for argument in given[:end] if argument != DEBUG_FLAG] + given[end:]
     try:
-        with_plugin_commands(app)(given)
+        with_plugin_commands(app, given)(given)
     except MinivllmError as error:
         if debug:
             traceback.print_exc()

@@ -32,9 +32,20 @@ def chat(
     max_model_len: o.MaxModelLen = None,
     num_blocks: o.NumBlocks = None,
     revision: o.Revision = None,
+    plugin: o.Plugins = None,
+    policy: o.Policies = None,
 ) -> None:
     """Talk to a model. Commands inside: /system TEXT, /clear, /exit, /help."""
-    llm = o.open_llm(model, dtype=dtype, device=device, max_model_len=max_model_len, num_blocks=num_blocks, revision=revision)
+    llm = o.open_llm(
+        model,
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        revision=revision,
+        plugins=plugin,
+        policies=policy,
+    )
     try:
         params = o.sampling_params(
             llm,

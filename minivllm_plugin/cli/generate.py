@@ -44,6 +44,8 @@ def generate(
     max_model_len: o.MaxModelLen = None,
     num_blocks: o.NumBlocks = None,
     revision: o.Revision = None,
+    plugin: o.Plugins = None,
+    policy: o.Policies = None,
 ) -> None:
     """Complete one prompt and print the text as it comes."""
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -55,6 +57,8 @@ def generate(
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         revision=revision,
+        plugins=plugin,
+        policies=policy,
     )
     try:
         params = o.sampling_params(

@@ -21,6 +21,8 @@ __all__ = [
     "MinTokens",
     "Model",
     "NumBlocks",
+    "Plugins",
+    "Policies",
     "Revision",
     "Seed",
     "Stop",
@@ -61,14 +63,25 @@ NumBlocks = Annotated[int | None, typer.Option("--num-blocks", help="KV cache bl
 LoadFormat = Annotated[str, typer.Option("--load-format", help="auto, or dummy: random weights.", rich_help_panel=ENGINE)]
 Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.", rich_help_panel=ENGINE)]
 
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin", metavar="NAME", help="Load this plugin; may be repeated. See `minivllm plugins`.", rich_help_panel=ENGINE
+    ),
+]
+Policies = Annotated[
+    list[str] | None,
+    typer.Option("--policy", metavar="NAME", help="Let this plugin steer; the first is asked first.", rich_help_panel=ENGINE),
+]
+
 
 def open_llm(model: str, **options: Any) -> "LLM":
-    """Load a model for one command; options that are None keep the engine's defaults. The caller closes it."""
+    """Load a model for one command; options that are None or empty lists keep the engine's defaults. The caller closes it."""
     from minivllm_plugin import LLM
 
     if sys.stderr.isatty():
         say(f"loading {model} ...")
-    return LLM(model, **{name: value for name, value in options.items() if value is not None})
+    return LLM(model, **{name: value for name, value in options.items() if value not in (None, [])})
 
 
 def sampling_params(llm: "LLM", **given: Any) -> "SamplingParams":
