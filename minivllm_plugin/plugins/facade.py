@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minivllm_plugin.config import EngineConfig
 from minivllm_plugin.errors import ConfigError
@@ -11,7 +11,17 @@ if TYPE_CHECKING:
     from minivllm_plugin.engine.snapshot import EngineSnapshot
     from minivllm_plugin.extensions.metrics import Metric
 
-__all__ = ["ConfigDraft", "EngineHandle"]
+__all__ = ["ConfigDraft", "EngineHandle", "HookTotals"]
+
+
+class HookTotals(NamedTuple):
+    """What one hook of one plugin did so far. ``hook`` without the prefix; ``total_seconds`` on the engine thread."""
+
+    plugin: str
+    hook: str
+    num_calls: int
+    num_errors: int
+    total_seconds: float
 
 
 class ConfigDraft:
@@ -43,10 +53,10 @@ class EngineHandle:
 
     Args:
         name: of the model.
-        snapshot, abort, metrics: what the engine answers with.
+        snapshot, abort, metrics, plugin_totals: what the engine answers with.
     """
 
-    __slots__ = ("_abort", "_metrics", "_snapshot", "name")
+    __slots__ = ("_abort", "_metrics", "_plugin_totals", "_snapshot", "name")
 
     def __init__(
         self,
@@ -54,11 +64,13 @@ class EngineHandle:
         snapshot: "Callable[[], EngineSnapshot | None]",
         abort: Callable[[str], None],
         metrics: "Callable[[], list[Metric]]",
+        plugin_totals: Callable[[], list[HookTotals]] = list,
     ) -> None:
         self.name = name
         self._snapshot = snapshot
         self._abort = abort
         self._metrics = metrics
+        self._plugin_totals = plugin_totals
 
     def snapshot(self) -> "EngineSnapshot | None":
         """Queues, pool and totals, at most 50 ms old; None once the engine is gone."""
@@ -71,6 +83,10 @@ class EngineHandle:
     def metrics(self) -> "list[Metric]":
         """What the plugins' metrics say now."""
         return self._metrics()
+
+    def plugin_totals(self) -> list[HookTotals]:
+        """Calls, errors and seconds of every hook of every plugin that was called so far."""
+        return self._plugin_totals()
 
     def __repr__(self) -> str:
         return f"EngineHandle({self.name!r})"

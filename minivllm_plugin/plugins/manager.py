@@ -20,7 +20,7 @@ from minivllm_plugin.errors import ConfigError, MinivllmError, PluginError, Requ
 from minivllm_plugin.hookspecs import LIFECYCLE_HOOKS, OBSERVER_HOOKS, POLICY_HOOKS
 from minivllm_plugin.plugins.calls import CallPolicy, HookCall
 from minivllm_plugin.plugins.discovery import LoadedPlugin, discover, load_named, name_of, why_incompatible
-from minivllm_plugin.plugins.facade import ConfigDraft, EngineHandle
+from minivllm_plugin.plugins.facade import ConfigDraft, EngineHandle, HookTotals
 from minivllm_plugin.plugins.observation import Observation
 from minivllm_plugin.plugins.policies import PolicyChain
 
@@ -172,6 +172,20 @@ class EnginePlugins:
     def reports(self) -> list[PluginReport]:
         """What there is, what it did and what went wrong; also those that failed to load."""
         return [self._report(loaded) for loaded in (*self._loaded.values(), *self.reports_of_failed)]
+
+    def totals(self) -> list[HookTotals]:
+        """The hooks that were called so far. Any thread: numbers of a call that is under way may be missing."""
+        called = [entry for entries in self._calls.values() for entry in entries if entry.statistics.num_calls]
+        return [
+            HookTotals(
+                entry.plugin,
+                entry.hook.removeprefix("minivllm_"),
+                entry.statistics.num_calls,
+                entry.statistics.num_errors,
+                entry.statistics.total_seconds,
+            )
+            for entry in called
+        ]
 
     # --- helpers -------------------------------------------------------------------------------------------------------
 

@@ -64,4 +64,4 @@ def _handle(service: "EngineService", plugins: EnginePlugins) -> EngineHandle:
         latest = snapshot()
         return [] if latest is None else plugins.extensions.metrics.collect(latest.state)
 
-    return EngineHandle(service.name, snapshot, abort, metrics)
+    return EngineHandle(service.name, snapshot, abort, metrics, plugins.totals)
