@@ -37,6 +37,7 @@ class LogitsPipeline:
     def __init__(self, registry: LogitsProcessorRegistry) -> None:
         self._processors: tuple[tuple[str, LogitsProcessor], ...] = tuple(registry.items().items())
         self._described = {name: registry.describe(name) for name, _ in self._processors}
+        self._have_failed: set[str] = set()
 
     def apply(self, logits: Tensor, seqs: SequenceABC[Sequence]) -> None:
         """Let every row be changed by the processors that its request asks for, in place.
@@ -113,9 +114,9 @@ class LogitsPipeline:
     def _fail(self, name: str, seq: Sequence, error: Exception) -> None:
         cause = str(error) if isinstance(error, _BrokenContractError) else f"{type(error).__name__}: {error}"
         seq.failure = f"{self._described[name]} failed: {cause}"
-        logger.warning(
-            "request %r: %s", seq.request_id, seq.failure, exc_info=None if isinstance(error, _BrokenContractError) else error
-        )
+        first = name not in self._have_failed  # its traceback once, not with every request
+        self._have_failed.add(name)
+        logger.warning("request %r: %s", seq.request_id, seq.failure, exc_info=error if first else None)
 
 
 def _run_together(processor: LogitsProcessor, logits: Tensor, rows: list[tuple[int, LogitsRow]]) -> bool:

@@ -107,6 +107,7 @@ class StopPipeline:
         self._criteria: tuple[tuple[str, StopCriterion], ...] = tuple(registry.items().items())
         self._described = {name: registry.describe(name) for name, _ in self._criteria}
         self._decode = decode
+        self._have_failed: set[str] = set()
 
     def __call__(self, seq: EngineSequence) -> str | None:
         """What ``Scheduler.stop_check`` is.
@@ -121,7 +122,7 @@ class StopPipeline:
             try:
                 reason = criterion.check(self._context(name, criterion, seq, asked[name]))
             except Exception as error:  # a plugin's own code
-                raise self._failed(name, seq, f"{type(error).__name__}: {error}") from error
+                raise self._failed(name, seq, f"{type(error).__name__}: {error}", error) from error
             if reason is None:
                 continue
             if not isinstance(reason, str) or not reason:
@@ -138,7 +139,9 @@ class StopPipeline:
             contexts[name] = StopContext(start.request_id, value, state, start.prompt_token_ids, completion, self._decode)
         return contexts[name]
 
-    def _failed(self, name: str, seq: EngineSequence, cause: str) -> StopCriterionFailed:
+    def _failed(self, name: str, seq: EngineSequence, cause: str, error: Exception | None = None) -> StopCriterionFailed:
         seq.failure = f"{self._described[name]} failed: {cause}"
-        logger.warning("request %r: %s", seq.request_id, seq.failure)
+        first = name not in self._have_failed  # its traceback once, not with every request
+        self._have_failed.add(name)
+        logger.warning("request %r: %s", seq.request_id, seq.failure, exc_info=error if first else None)
         return StopCriterionFailed(seq.failure)

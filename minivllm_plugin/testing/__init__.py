@@ -13,7 +13,8 @@
 :class:`LedgerRunner` stands in for a model: it keeps a ledger of what was written into each KV slot and refuses to go on when
 a sequence would read anything but its own tokens. :func:`check_pool` and :func:`assert_invariants` look at queues and blocks,
 :func:`drive` runs a scheduler to its end and calls both after every step. Whatever they find is an :class:`InvariantError`.
-:func:`scripted_llm` puts the real engine thread and streams on top; only that loads the serving half, and only when it is used.
+:func:`scripted_llm` puts the real engine thread and streams on top, and :class:`LogitsRunner` gives it logits; only these load
+the serving half and torch, and only when they are used.
 """
 
 import importlib
@@ -26,13 +27,16 @@ from minivllm_plugin.testing.ledger import BatchRecord, LedgerRunner, RowRecord
 
 if TYPE_CHECKING:
     from minivllm_plugin.testing.live import scripted_llm
+    from minivllm_plugin.testing.logits import HashedLogits, LogitsRunner
 
 __all__ = [
     "BatchRecord",
     "ChooseToken",
+    "HashedLogits",
     "HashedTokens",
     "InvariantError",
     "LedgerRunner",
+    "LogitsRunner",
     "RowRecord",
     "ScriptedLogits",
     "ScriptedTokens",
@@ -43,7 +47,14 @@ __all__ = [
 ]
 
 
+_HEAVY = {  # they load the serving half, or torch
+    "scripted_llm": "minivllm_plugin.testing.live",
+    "HashedLogits": "minivllm_plugin.testing.logits",
+    "LogitsRunner": "minivllm_plugin.testing.logits",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name != "scripted_llm":
+    if name not in _HEAVY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module("minivllm_plugin.testing.live").scripted_llm
+    return getattr(importlib.import_module(_HEAVY[name]), name)

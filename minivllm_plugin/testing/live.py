@@ -22,6 +22,7 @@ def scripted_llm(
     eos: int = 0,
     tokenizer: Tokenizer | None = None,
     options: dict[str, Any] | None = None,
+    runner: type[LedgerRunner] = LedgerRunner,
     **runner_options: Any,
 ) -> tuple[LLM, LedgerRunner]:
     """A live :class:`LLM` and the runner under it.
@@ -31,7 +32,8 @@ def scripted_llm(
         vocab_size: token ids are below it.
         tokenizer: without one, text is refused and outputs have no text.
         options: further fields of :class:`~minivllm_plugin.config.EngineConfig`.
-        runner_options: of :class:`LedgerRunner`, such as ``choose``, ``gate`` or ``fail_on_call``.
+        runner: :class:`~minivllm_plugin.testing.LogitsRunner` for a plugin's logits processors.
+        runner_options: of that class, such as ``choose``, ``gate`` or ``fail_on_call``.
     """
     config = EngineConfig.from_options("scripted", {"num_blocks": num_blocks, "block_size": block_size, **(options or {})})
     runners: list[LedgerRunner] = []
@@ -47,7 +49,7 @@ def scripted_llm(
             enable_prefix_caching=config.enable_prefix_caching,
             policy=config.scheduling_policy,
         )
-        runners.append(LedgerRunner.for_scheduler(scheduler, vocab_size=vocab_size, **runner_options))
+        runners.append(runner.for_scheduler(scheduler, vocab_size=vocab_size, **runner_options))
         limits = Limits(vocab_size, config.max_model_len or num_blocks * block_size)
         return LLMEngine(scheduler, runners[0], limits), Loaded(limits, tokenizer, {}, num_blocks, "none", "none")
 
