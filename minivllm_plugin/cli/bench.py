@@ -10,9 +10,11 @@ from minivllm_plugin.bench.table import show_report
 from minivllm_plugin.cli import options as o
 from minivllm_plugin.errors import ConfigError
 
-__all__ = ["bench", "latency", "prefix", "startup", "step", "throughput"]
+__all__ = ["bench", "hooks", "latency", "prefix", "startup", "step", "throughput"]
 
-bench = typer.Typer(name="bench", help="Measure this machine: throughput, latency, startup, prefix cache, parts of a step.")
+bench = typer.Typer(
+    name="bench", help="Measure this machine: throughput, latency, startup, prefix cache, parts of a step, plugins."
+)
 
 Model = Annotated[str, typer.Argument(help="Catalog name, hub id, model directory or .gguf file.")]
 Quantization = Annotated[str, typer.Option("--quantization", help="auto, none, int8 or int4.", rich_help_panel=o.ENGINE)]
@@ -40,6 +42,8 @@ def throughput(
     device: o.Device = "auto",
     load_format: o.LoadFormat = "auto",
     max_model_len: o.MaxModelLen = None,
+    plugin: o.Plugins = None,
+    policy: o.Policies = None,
 ) -> None:
     """Tokens per second: N prompts of 32-256 random tokens at once, 32-128 new tokens each; a single one is 32 in, 128 out."""
     sizes = _numbers(n)
@@ -47,7 +51,7 @@ def throughput(
     from minivllm_plugin.bench.throughput import measure_throughput
 
     settings = _engine(dtype, quantization, kv_cache_dtype, num_threads, device, load_format, max_model_len)
-    with o.open_llm(model, **settings) as llm:
+    with o.open_llm(model, **settings, plugins=plugin, policies=policy) as llm:
         report = measure_throughput(llm, sizes=sizes, repeat=repeat, prefill_tokens=prefill, seed=seed)
     show_report(report, json)
 
@@ -68,13 +72,15 @@ def latency(
     device: o.Device = "auto",
     load_format: o.LoadFormat = "auto",
     max_model_len: o.MaxModelLen = None,
+    plugin: o.Plugins = None,
+    policy: o.Policies = None,
 ) -> None:
     """Time to the first token and between tokens, as readers see it; also while a long prompt arrives."""
     check_writable(json)
     from minivllm_plugin.bench.latency import measure_latency
 
     settings = _engine(dtype, quantization, kv_cache_dtype, num_threads, device, load_format, max_model_len)
-    with o.open_llm(model, **settings) as llm:
+    with o.open_llm(model, **settings, plugins=plugin, policies=policy) as llm:
         report = measure_latency(
             llm, concurrency=concurrency, num_requests=requests, long_prompt=long_prompt, repeat=repeat, seed=seed
         )
@@ -155,6 +161,32 @@ def step(
     settings = _engine(dtype, quantization, kv_cache_dtype, num_threads, device, load_format, max_model_len)
     config = EngineConfig.from_options(model, settings)
     show_report(measure_steps(config, num_sequences=n, output=output, stream=stream, repeat=repeat, seed=seed), json)
+
+
+@bench.command()
+def hooks(
+    model: Annotated[str, typer.Option("--model", help="Whose step the costs are compared with; it is run.")] = "smollm2-135m",
+    step_ms: Annotated[
+        float | None, typer.Option("--step-ms", help="How long that step takes, in milliseconds, instead of running it.")
+    ] = None,
+    n: Annotated[int, typer.Option("--n", min=1, help="Requests that decode at once.")] = 32,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Timed steps of a run.")] = 200,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs of each case; medians are shown.")] = 30,
+    json: Json = None,
+    load_format: o.LoadFormat = "auto",
+    num_threads: Threads = None,
+    max_model_len: o.MaxModelLen = 2048,
+) -> None:
+    """What plugins cost: none, observers of each kind, each policy; in microseconds and in % of a model's decode step."""
+    check_writable(json)
+    from minivllm_plugin.bench.hooks import StepOf, measure_hooks, step_of_model
+
+    if step_ms is not None:
+        step = StepOf(step_ms, "a step as given")
+    else:
+        settings = _engine("auto", "auto", "auto", num_threads, "auto", load_format, max_model_len)
+        step = step_of_model(model, settings, num_sequences=n)
+    show_report(measure_hooks(step=step, num_sequences=n, num_steps=steps, repeat=repeat), json)
 
 
 def _engine(
