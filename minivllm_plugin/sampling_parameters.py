@@ -7,15 +7,17 @@ Names, defaults and meanings are vLLM's ``SamplingParams`` where both have the f
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from types import MappingProxyType
 from typing import Any
 
+from minivllm_plugin import parameter_checks as checks
 from minivllm_plugin.errors import InvalidRequestError
+from minivllm_plugin.structured.params import StructuredOutputsParams
 
 __all__ = ["SamplingParams"]
 
-MAX_STOP_STRINGS = 64
 MAX_SEED = 2**64 - 1
+MAX_LOGPROBS = 20  # vLLM's default, and the limit of hosted APIs
+MAX_COMPLETIONS = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +38,20 @@ class SamplingParams:
         include_stop_str_in_output: keep the matched stop string (or the text of the stop token) in the text.
         skip_special_tokens: leave control tokens out of the text.
         max_model_length: the sequence ends when prompt + completion reach this many tokens (seed's third condition).
+        presence_penalty: subtracted from the logit of every token that the completion has. Range [-2, 2].
+        frequency_penalty: subtracted once for each time that the completion has it. Range [-2, 2].
+        repetition_penalty: positive logits of tokens in prompt or completion are divided by it, negative ones multiplied
+            (CTRL paper). Range (0, inf); 1 changes nothing.
+        logit_bias: token id -> number added to its logit, cut to [-100, 100].
+        bad_words: strings that are not generated, alone or after a space.
+        bad_words_token_ids: the same as token ids: no completion contains one of these runs. Filled from ``bad_words`` when the
+            request is submitted.
+        allowed_token_ids: only these are generated, and the end tokens only if they are among them.
+        logprobs: so many of the most likely tokens are reported at each place, the chosen one always, with the log-softmax of
+            the logits before anything is done to them. 0 or True reports the chosen one alone. Range 0 .. 20.
+        prompt_logprobs: the same for each token of the prompt but the first. The prompt is then computed whole.
+        n: so many completions of one prompt. Range 1 .. 128.
+        structured_outputs: the completion has this form; see :class:`~minivllm_plugin.structured.StructuredOutputsParams`.
         extra_args: for plugins: name of a logits processor or stop criterion -> the value it is given. Read-only afterwards; a
             name with the value None is left out. Which names there are is checked when the request is submitted.
 
@@ -56,7 +72,19 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     max_model_length: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    bad_words: tuple[str, ...] | Sequence[str] | None = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | Sequence[int] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
+    structured_outputs: StructuredOutputsParams | None = None
     extra_args: Mapping[str, Any] | None = field(default=None, hash=False)  # its values may be anything
+    adjusts_logits: bool = field(init=False, repr=False, compare=False, default=False)
 
     def __new__(cls, *_: object, **given: object) -> "SamplingParams":
         """Refuse unknown names with our own error; the dataclass would raise a bare TypeError without a remedy."""
@@ -64,14 +92,14 @@ class SamplingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        _number(self, "temperature", 0.0, math.inf)
-        _integer(self, "top_k", -1, None)
-        _number(self, "top_p", 0.0, 1.0, low_open=True)
-        _number(self, "min_p", 0.0, 1.0)
-        _integer(self, "seed", 0, MAX_SEED, optional=True)
-        _integer(self, "max_tokens", 1, None, optional=True)
-        _integer(self, "min_tokens", 0, None)
-        _integer(self, "max_model_length", 1, None, optional=True)
+        checks.number(self, "temperature", 0.0, math.inf)
+        checks.integer(self, "top_k", -1, None)
+        checks.number(self, "top_p", 0.0, 1.0, low_open=True)
+        checks.number(self, "min_p", 0.0, 1.0)
+        checks.integer(self, "seed", 0, MAX_SEED, optional=True)
+        checks.integer(self, "max_tokens", 1, None, optional=True)
+        checks.integer(self, "min_tokens", 0, None)
+        checks.integer(self, "max_model_length", 1, None, optional=True)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -79,14 +107,39 @@ class SamplingParams:
             raise InvalidRequestError(
                 f"min_tokens={self.min_tokens} is greater than max_tokens={self.max_tokens}; lower min_tokens or raise max_tokens"
             )
-        object.__setattr__(self, "stop", _stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
-        object.__setattr__(self, "extra_args", _extra_args(self.extra_args))
+        checks.number(self, "presence_penalty", -2.0, 2.0)
+        checks.number(self, "frequency_penalty", -2.0, 2.0)
+        checks.number(self, "repetition_penalty", 0.0, math.inf, low_open=True)
+        checks.integer(self, "n", 1, MAX_COMPLETIONS)
+        checks.count_or_flag(self, "logprobs", MAX_LOGPROBS)
+        checks.count_or_flag(self, "prompt_logprobs", MAX_LOGPROBS)
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise InvalidRequestError(
+                f"structured_outputs must be StructuredOutputsParams(json=…, regex=…, choice=… or grammar=…), "
+                f"got {self.structured_outputs!r:.100}"
+            )
+        if self.structured_outputs is not None and (self.ignore_eos or self.min_tokens):
+            raise InvalidRequestError(
+                "structured_outputs end with their value, so they do not go with ignore_eos or min_tokens; leave those out"
+            )
+        for name, value in (
+            ("stop", checks.stop_strings(self.stop)),
+            ("stop_token_ids", checks.token_ids("stop_token_ids", self.stop_token_ids)),
+            ("logit_bias", checks.logit_bias(self.logit_bias)),
+            ("bad_words", checks.bad_words(self.bad_words)),
+            ("bad_words_token_ids", checks.token_sequences("bad_words_token_ids", self.bad_words_token_ids)),
+            ("allowed_token_ids", checks.allowed_token_ids(self.allowed_token_ids)),
+            ("extra_args", checks.extra_args(self.extra_args)),
+        ):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "adjusts_logits", self._has_adjustments())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copied and pickled by its fields: a read-only mapping is neither by itself."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return _rebuild, ({**values, "extra_args": None if self.extra_args is None else dict(self.extra_args)},)
+        values = self._values()
+        for name in ("extra_args", "logit_bias"):
+            values[name] = None if values[name] is None else dict(values[name])
+        return _rebuild, (values,)
 
     @property
     def greedy(self) -> bool:
@@ -95,8 +148,19 @@ class SamplingParams:
 
     def replace(self, **changes: object) -> "SamplingParams":
         """A validated copy with some fields changed."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return SamplingParams(**{**values, **changes})
+        return SamplingParams(**{**self._values(), **changes})
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens that were there before count."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    def _has_adjustments(self) -> bool:
+        wanted = (self.logit_bias, self.bad_words_token_ids, self.allowed_token_ids, self.min_tokens, self.has_penalties)
+        return any(wanted)
+
+    def _values(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
 
 
 def _rebuild(values: dict[str, Any]) -> SamplingParams:
@@ -104,67 +168,7 @@ def _rebuild(values: dict[str, Any]) -> SamplingParams:
 
 
 def _check_names(given: Iterable[str]) -> None:
-    known = {f.name for f in fields(SamplingParams)}
+    known = {f.name for f in fields(SamplingParams) if f.init}
     unknown = sorted(set(given) - known)
     if unknown:
         raise InvalidRequestError(f"unknown sampling parameter {unknown[0]!r}; known are {', '.join(sorted(known))}")
-
-
-def _number(params: SamplingParams, name: str, low: float, high: float, *, low_open: bool = False) -> None:
-    value = getattr(params, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
-        raise InvalidRequestError(f"{name} must be a finite number, got {value!r}")
-    if value < low or value > high or (low_open and value == low):
-        opening = "(" if low_open else "["
-        raise InvalidRequestError(f"{name}={value} is outside {opening}{low:g}, {high:g}]")
-    object.__setattr__(params, name, float(value))  # tensors take no integer beyond 64 bits
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond every float
-        return False
-
-
-def _integer(params: SamplingParams, name: str, low: int, high: int | None, *, optional: bool = False) -> None:
-    value = getattr(params, name)
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(f"{name} must be an integer{' or None' if optional else ''}, got {value!r}")
-    if value < low or (high is not None and value > high):
-        bound = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise InvalidRequestError(f"{name}={value} must be {bound}")
-
-
-def _stop_strings(stop: object) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    strings = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else (stop,)
-    for value in strings:
-        if not isinstance(value, str) or not value:
-            raise InvalidRequestError(f"stop must hold non-empty strings, got {value!r}; leave it out to have no stop string")
-    if len(strings) > MAX_STOP_STRINGS:
-        raise InvalidRequestError(f"stop has {len(strings)} strings, at most {MAX_STOP_STRINGS} are allowed")
-    return strings
-
-
-def _token_ids(ids: object) -> tuple[int, ...]:
-    if ids is None:
-        return ()
-    if not isinstance(ids, Iterable) or isinstance(ids, str):
-        raise InvalidRequestError(f"stop_token_ids must be a list of token ids, got {ids!r}")
-    values = tuple(ids)
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InvalidRequestError(f"stop_token_ids must hold token ids of at least 0, got {value!r}")
-    return values
-
-
-def _extra_args(given: object) -> Mapping[str, Any] | None:
-    if given is None:
-        return None
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):
-        raise InvalidRequestError(f"extra_args must be a dictionary with names as keys, got {given!r:.200}")
-    return MappingProxyType({name: value for name, value in given.items() if value is not None}) or None

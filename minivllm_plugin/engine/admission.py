@@ -46,6 +46,14 @@ def check_request(token_ids: SequenceABC[int], params: SamplingParams, limits: L
     for token in params.stop_token_ids or ():
         if token >= limits.vocab_size:
             raise InvalidRequestError(f"stop_token_ids has {token}, outside the model's vocabulary 0..{limits.vocab_size - 1}")
+    for name, tokens in (
+        ("allowed_token_ids", params.allowed_token_ids or ()),
+        ("logit_bias", params.logit_bias or ()),
+        ("bad_words_token_ids", [token for word in params.bad_words_token_ids for token in word]),
+    ):
+        for token in tokens:
+            if token >= limits.vocab_size:
+                raise InvalidRequestError(f"{name} has token {token}, outside the model's vocabulary 0..{limits.vocab_size - 1}")
     if params.top_k > limits.vocab_size:
         raise InvalidRequestError(f"top_k={params.top_k} is greater than the vocabulary of {limits.vocab_size}; 0 keeps all")
     room = limits.max_model_len - len(token_ids)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from minivllm_plugin.engine.admission import Limits, check_request
 from minivllm_plugin.engine.hooks import Hooks, Observer, StepTimes
+from minivllm_plugin.engine.logprobs import TokenLogprobs
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.engine.sequence import FinishReason, Sequence
 from minivllm_plugin.errors import EngineError, InvalidRequestError
@@ -35,12 +36,17 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RequestProgress:
-    """What one step did for one request: at most one token, and perhaps the end."""
+    """What one step did for one request: at most one token, and perhaps the end.
+
+    ``logprobs`` tell of the token, ``prompt_logprobs`` come with the first one; both only if they were asked for.
+    """
 
     request_id: str
     token_id: int | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +170,7 @@ class LLMEngine:
         lengths = [None if seq.is_finished else seq.num_tokens for seq in batch]
         self.scheduler.postprocess(batch, token_ids)
         progress = tuple(
-            RequestProgress(
-                seq.request_id or "", seq.last_token if seq.num_tokens > length else None, seq.finish_reason, seq.stop_reason
-            )
+            _progress(seq, gained=seq.num_tokens > length)
             for seq, length in zip(batch, lengths, strict=True)
             if length is not None and (seq.num_tokens > length or seq.is_finished)
         )
@@ -208,3 +212,14 @@ class LLMEngine:
                 "a plugin called back into the engine from inside a hook; hand the work to another thread, or use the handle "
                 "of minivllm_engine_started"
             )
+
+
+def _progress(seq: Sequence, *, gained: bool) -> RequestProgress:
+    request_id = seq.request_id or ""
+    if not gained:
+        return RequestProgress(request_id, None, seq.finish_reason, seq.stop_reason)
+    if not seq.logprobs and not seq.prompt_logprobs:
+        return RequestProgress(request_id, seq.last_token, seq.finish_reason, seq.stop_reason)
+    prompt = tuple(seq.prompt_logprobs) if seq.num_completion_tokens == 1 and seq.prompt_logprobs else None
+    logprobs = seq.logprobs[-1] if seq.logprobs else None
+    return RequestProgress(request_id, seq.last_token, seq.finish_reason, seq.stop_reason, logprobs, prompt)

@@ -18,6 +18,10 @@ def rank(seq: Sequence) -> tuple[int, int]:
     return seq.priority, seq.arrival
 
 
+def _first_come(seq: Sequence) -> tuple[int, int]:
+    return not seq.num_preemptions, seq.arrival
+
+
 class Order:
     """First come, first served; or by :func:`rank`."""
 
@@ -37,6 +41,13 @@ class Order:
             insort(waiting, seq, key=rank)
         else:
             waiting.appendleft(seq)
+
+    def restore(self, waiting: deque[Sequence]) -> None:
+        """Sort a queue that a policy had in another order; under fcfs whoever was preempted goes first, then by arrival."""
+        key = rank if self.by_priority else _first_come
+        ordered = sorted(waiting, key=key)
+        waiting.clear()
+        waiting.extend(ordered)
 
     def turns(self, running: Iterable[Sequence]) -> list[Sequence]:
         """Running sequences, longest without a turn first, so that a budget below their number goes round.

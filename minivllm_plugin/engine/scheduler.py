@@ -108,6 +108,10 @@ class Scheduler:
         self._steering = steering
         self.block_manager.prepare_taking = None if steering is None else steering.evictor(self)
 
+    def restore_order(self) -> None:
+        """Put ``waiting`` back into our own order, after a policy had it in another."""
+        self._order.restore(self.waiting)
+
     # --- in and out --------------------------------------------------------------------------------------------
 
     def add_sequence(self, sequence: Sequence) -> None:
@@ -170,7 +174,9 @@ class Scheduler:
         self.preempted = []
         self._limits = self._own_limits()
         if self._steering is not None:
-            self._limits = self._steering.limits(self, self._limits)
+            limits = self._steering.limits(self, self._limits)
+            # A classic prefill batch takes whole prompts, so a smaller budget could strand one.
+            self._limits = limits if self.enable_chunked_prefill else self._limits._replace(num_sequences=limits.num_sequences)
         for sequence in self.running:
             sequence.num_scheduled_tokens = 0
         if self.enable_chunked_prefill:

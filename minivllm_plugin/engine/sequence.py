@@ -11,6 +11,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any, Literal
 
+from minivllm_plugin.engine.logprobs import TokenLogprobs
 from minivllm_plugin.errors import InvalidRequestError
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.views import EMPTY
@@ -66,17 +67,20 @@ class Sequence:
         "first_scheduled_step",
         "last_scheduled_step",
         "last_turn",
+        "logprobs",
         "max_model_length",
         "metadata",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_hashed_blocks",
+        "num_overtaken",
         "num_preemptions",
         "num_prompt_tokens",
         "num_scheduled_tokens",
         "prefix_entry",
         "priority",
         "prompt_cached_tokens",
+        "prompt_logprobs",
         "request_id",
         "sampling_params",
         "sampling_seed",
@@ -125,6 +129,8 @@ class Sequence:
 
         # Written by extensions: what they keep for this request from token to token, and why one of them ended it.
         self.attachments: dict[str, Any] = {}
+        self.logprobs: list[TokenLogprobs] = []  # one a completion token, if asked for; written by the sampler
+        self.prompt_logprobs: list[TokenLogprobs] = []  # one a prompt token but the first, if asked for
         self.failure: str | None = None
 
         self.status = SequenceStatus.WAITING
@@ -135,6 +141,7 @@ class Sequence:
         self.num_cached_tokens = 0  # of the computed ones, found in the prefix cache at the latest admission
         self.prompt_cached_tokens: int | None = None  # the same at the first admission: what a usage report shows
         self.num_preemptions = 0
+        self.num_overtaken = 0  # steps in which a policy let others in while nobody had waited longer
         self.first_scheduled_step: int | None = None
         self.last_scheduled_step = -1
         self.last_turn = -1  # like the step, but counted on within it: who came first in a batch is first to come again

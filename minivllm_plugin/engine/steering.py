@@ -16,12 +16,13 @@ from minivllm_plugin.views import Budget, EngineState, RequestView
 if TYPE_CHECKING:
     from minivllm_plugin.engine.scheduler import Scheduler
 
-__all__ = ["MAX_OVERTAKEN", "WAITING_WINDOW", "Policies", "Steering", "StepLimits", "engine_state", "request_view"]
+__all__ = ["MAX_CHOSEN", "MAX_OVERTAKEN", "WAITING_WINDOW", "Policies", "Steering", "StepLimits", "engine_state", "request_view"]
 
 logger = logging.getLogger(__name__)
 
 WAITING_WINDOW = 64
-MAX_OVERTAKEN = 64  # steps in which the oldest waiting request is passed over, before the engine's own order holds
+MAX_OVERTAKEN = 64  # steps in which a request that waits longest is passed over in its life; from then on it goes first
+MAX_CHOSEN = 16  # preemptions after which a policy's wish to put that request out once more is not heard
 EVICTION_WINDOW = 4  # candidates per block needed
 SMALLEST_EVICTION_WINDOW = 16
 
@@ -101,8 +102,9 @@ class Steering:
     def __init__(self, policies: Policies, clock: Callable[[], float]) -> None:
         self._policies = policies
         self._clock = clock
-        self._oldest: Sequence | None = None
-        self._num_overtaken = 0
+        self._oldest: Sequence | None = None  # of those that wait
+        self._num_preemptions = 0  # of the scheduler, when the oldest was last looked for
+        self._has_reordered = False
         self._has_warned = False
 
     def limits(self, scheduler: "Scheduler", own: StepLimits) -> StepLimits:
@@ -118,14 +120,15 @@ class Steering:
     def order_waiting(self, scheduler: "Scheduler") -> None:
         """Put the front of the waiting queue into the order that a policy wants, unless somebody was overtaken too often."""
         waiting = scheduler.waiting
-        if len(waiting) < 2 or not self._policies.answers("order_waiting"):
+        if not self._policies.answers("order_waiting"):
+            if self._has_reordered:  # whoever did that was taken out since
+                self._has_reordered = False
+                scheduler.restore_order()
             return
-        oldest = min(waiting, key=lambda seq: seq.arrival) if self._oldest is None else self._oldest
-        if oldest.request_id is None or scheduler.get(oldest.request_id) is not oldest or oldest.block_table:
-            oldest = min(waiting, key=lambda seq: seq.arrival)
-        if oldest is not self._oldest:
-            self._oldest, self._num_overtaken = oldest, 0
-        if self._num_overtaken >= MAX_OVERTAKEN:
+        if len(waiting) < 2:
+            return
+        oldest = self._find_oldest(scheduler)
+        if oldest.num_overtaken >= MAX_OVERTAKEN:
             self._warn_of_starvation(oldest)
             waiting.remove(oldest)
             waiting.appendleft(oldest)
@@ -134,8 +137,8 @@ class Steering:
         pool = scheduler.block_manager
         views = tuple(request_view(seq, pool.count_cached_tokens(seq)) for seq in window)
         ids = self._policies.ask("order_waiting", _ids, waiting=views, state=self._state(scheduler))
-        if ids is not None:
-            _reorder_front(waiting, window, ids)
+        if ids is not None and _reorder_front(waiting, window, ids):
+            self._has_reordered = True
 
     def note_admitted(self, admitted: list[Sequence]) -> None:
         """Told after each admission, so that the overtaken are counted."""
@@ -144,16 +147,17 @@ class Steering:
         if self._oldest in admitted:
             self._oldest = None
         else:
-            self._num_overtaken += 1
+            self._oldest.num_overtaken += 1
 
     def victims(self, scheduler: "Scheduler", candidates: list[Sequence], needy: Sequence, num_blocks: int) -> list[Sequence]:
-        """Whom a policy would preempt, first to go first; perhaps nobody. All of them are among ``candidates`` and ``needy``."""
+        """Whom a policy would preempt, first to go first; perhaps nobody. All of them are among ``candidates`` and ``needy``,
+        and none was preempted too often already: it would be put out for ever."""
         if not self._policies.answers("select_victims"):
             return []
         choice = [*candidates, needy]
         views = tuple(map(request_view, choice))
         ids = self._policies.ask("select_victims", _ids, running=views, blocks_needed=num_blocks, state=self._state(scheduler))
-        by_id = {seq.request_id: seq for seq in choice}
+        by_id = {seq.request_id: seq for seq in choice if seq.num_preemptions < MAX_CHOSEN}
         return [by_id[request_id] for request_id in dict.fromkeys(ids or ()) if request_id in by_id]
 
     def evictor(self, scheduler: "Scheduler") -> Callable[[int], None]:
@@ -184,6 +188,19 @@ class Steering:
     def _state(self, scheduler: "Scheduler") -> EngineState:
         return engine_state(scheduler, self._clock())
 
+    def _find_oldest(self, scheduler: "Scheduler") -> Sequence:
+        """Of those that wait the one that came first. Looked for anew only when it left, or when somebody came back."""
+        oldest = self._oldest
+        if (
+            oldest is None
+            or scheduler.get(oldest.request_id or "") is not oldest
+            or oldest.block_table
+            or scheduler.num_preemptions != self._num_preemptions
+        ):
+            oldest = self._oldest = min(scheduler.waiting, key=lambda seq: seq.arrival)
+            self._num_preemptions = scheduler.num_preemptions
+        return oldest
+
     def _warn_of_starvation(self, oldest: Sequence) -> None:
         if not self._has_warned:
             self._has_warned = True
@@ -195,16 +212,18 @@ class Steering:
             )
 
 
-def _reorder_front(waiting: deque[Sequence], window: list[Sequence], ids: Iterable[str]) -> None:
-    """Put ``window``, the front of ``waiting``, into the order of ``ids``; whoever is not named follows in its old order."""
+def _reorder_front(waiting: deque[Sequence], window: list[Sequence], ids: Iterable[str]) -> bool:
+    """Put ``window``, the front of ``waiting``, into the order of ``ids``; whoever is not named follows in its old order.
+    Returns whether that changed anything."""
     by_id = {seq.request_id: seq for seq in window}
     order = [by_id.pop(request_id) for request_id in dict.fromkeys(ids) if request_id in by_id]
     order += by_id.values()
     if order == window:
-        return
+        return False
     for _ in window:
         waiting.popleft()
     waiting.extendleft(reversed(order))
+    return True
 
 
 def _ids(answer: Any) -> list[str]:
@@ -213,14 +232,14 @@ def _ids(answer: Any) -> list[str]:
     ids = list(islice(answer, 100_000))  # a generator without end would hold everybody up
     if not all(isinstance(request_id, str) for request_id in ids):
         raise TypeError("the answer must hold request ids, which are strings")
-    return ids
+    return [str.__str__(request_id) for request_id in ids]  # of a subclass (NumPy has one), the text itself
 
 
 def _block_ids(answer: Any) -> list[int]:
     if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
         raise TypeError(f"the answer must be a list of block ids, got {answer!r:.100}")
     ids = list(islice(answer, 100_000))
-    if not all(isinstance(block_id, int) for block_id in ids):
+    if not all(isinstance(block_id, int) and not isinstance(block_id, bool) for block_id in ids):
         raise TypeError("the answer must hold block ids, which are integers")
     return ids
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from minivllm_kernels.cpu.decoder import CpuDecoder
 from minivllm_kernels.dispatch import BackendTable, using
 from minivllm_plugin.engine.sequence import Sequence
+from minivllm_plugin.runner.rows import LogitRows
 from minivllm_plugin.runner.sampler import sample
 
 if TYPE_CHECKING:
@@ -40,21 +41,21 @@ class CpuRunner:
     def run(self, seqs: list[Sequence], is_prefill: bool) -> list[int]:
         """One token per sequence; see :class:`minivllm_plugin.engine.llm_engine.Runner`."""
         token_ids: list[int] = []
-        query_lens, seq_lens, sampled, last_rows = [], [], [], []
+        query_lens, seq_lens = [], []
+        wanted = LogitRows()
         for index, seq in enumerate(seqs):
             start = seq.num_computed_tokens
             end = start + seq.num_scheduled_tokens
+            wanted.add(index, seq, len(token_ids))
             token_ids += seq.token_ids[start:end]
             query_lens.append(end - start)
             seq_lens.append(end)
-            if end == seq.num_tokens:
-                sampled.append(index)
-                last_rows.append(len(token_ids) - 1)
-        logits = self._decoder.forward(token_ids, query_lens, seq_lens, [seq.block_table for seq in seqs], last_rows)
+        logits = self._decoder.forward(token_ids, query_lens, seq_lens, [seq.block_table for seq in seqs], wanted.rows)
         tokens = [IGNORED] * len(seqs)
-        if sampled:
+        logits = wanted.take_prompt_logprobs(logits, seqs)
+        if wanted.sampled:
             with using(self._backends):
-                chosen = sample(logits, [seqs[index] for index in sampled], self._end_token_ids, self.processors)
-            for index, token in zip(sampled, chosen, strict=True):
+                chosen = sample(logits, [seqs[index] for index in wanted.sampled], self._end_token_ids, self.processors)
+            for index, token in zip(wanted.sampled, chosen, strict=True):
                 tokens[index] = token
         return tokens

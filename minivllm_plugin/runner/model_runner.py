@@ -68,9 +68,11 @@ class ModelRunner:
         tokens = [IGNORED] * len(seqs)
         with using(self._backends):
             hidden = self.model.module(inputs.token_ids, inputs.positions, self._cache.layers, inputs.metadata)
-            if inputs.sampled:
-                logits = self.model.module.compute_logits(hidden[inputs.last_rows])
-                chosen = sample(logits, [seqs[index] for index in inputs.sampled], self._end_token_ids, self.processors)
-                for index, token in zip(inputs.sampled, chosen, strict=True):
+            wanted = inputs.wanted
+            if wanted.rows:
+                logits = wanted.take_prompt_logprobs(self.model.module.compute_logits(hidden[inputs.logit_rows]), seqs)
+            if wanted.sampled:
+                chosen = sample(logits, [seqs[index] for index in wanted.sampled], self._end_token_ids, self.processors)
+                for index, token in zip(wanted.sampled, chosen, strict=True):
                     tokens[index] = token
         return tokens

@@ -1,7 +1,8 @@
 """From logits to the next token of each row, every row on its own.
 
-Order of the steps, equal to vLLM's: end tokens masked while below ``min_tokens`` -> logits processors -> temperature -> min_p
--> top_k -> top_p -> draw. Greedy rows skip what comes after the processors.
+Order of the steps, equal to vLLM's: log-probabilities of the raw logits -> the request's own adjustments
+(:mod:`minivllm_plugin.runner.adjustments`) -> logits processors -> temperature -> min_p -> top_k -> top_p -> draw. Greedy rows
+skip what comes after the processors.
 
 Randomness is counter-based: the draw for completion token i of a request is a hash of (its seed, i). So it depends neither
 on the company, nor on preemption or chunking, and there is no generator to save.
@@ -19,6 +20,8 @@ from torch import Tensor
 import minivllm_kernels as kernels
 from minivllm_kernels.draws import TokenDraw
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
+from minivllm_plugin.runner.adjustments import adjust_logits
+from minivllm_plugin.runner.logprobs import RawLogprobs
 
 if TYPE_CHECKING:
     from minivllm_plugin.extensions.logits_pipeline import LogitsPipeline
@@ -39,17 +42,15 @@ def sample(
 
     Args:
         logits: float32 ``[S, V]``; masked and processed in place.
-        seqs: the sequence of each row.
+        seqs: the sequence of each row; one that asks for log-probabilities gets those of its token appended.
         end_token_ids: what ends a sequence that does not ignore EOS.
         processors: of plugins, for the rows that ask for them.
 
     Returns:
         S token ids; ``FAILED_TOKEN`` for a row with NaN, +inf or nothing but -inf. Other rows are not disturbed by it.
     """
-    for row, seq in enumerate(seqs):
-        if seq.num_completion_tokens < seq.sampling_params.min_tokens:
-            ends = _end_ids(seq, end_token_ids, logits.shape[1])
-            logits[row, ends] = float("-inf")
+    raw = RawLogprobs(logits, seqs)
+    adjust_logits(logits, seqs, end_token_ids)
     if processors is not None:
         processors.apply(logits, seqs)
     best = kernels.argmax(logits)
@@ -61,7 +62,10 @@ def sample(
         rows = logits if len(random) == len(seqs) else logits[random]
         for row, token in zip(random, kernels.sample(rows, [_draw(seqs[row]) for row in random]).tolist(), strict=True):
             tokens[row] = token
-    return [token if fine else FAILED_TOKEN for token, fine in zip(tokens, healthy, strict=True)]
+    tokens = [token if fine else FAILED_TOKEN for token, fine in zip(tokens, healthy, strict=True)]
+    for row, logprobs in raw.of(tokens).items():
+        seqs[row].logprobs.append(logprobs)
+    return tokens
 
 
 def uniform(seed: int, index: int) -> float:
@@ -74,10 +78,3 @@ def _draw(seq: Sequence) -> TokenDraw:
     params = seq.sampling_params
     place = uniform(seq.sampling_seed, seq.num_completion_tokens)
     return TokenDraw(place, params.temperature, max(params.top_k, 0), params.top_p, params.min_p)
-
-
-def _end_ids(seq: Sequence, end_token_ids: Collection[int], vocab_size: int) -> list[int]:
-    ends = set(seq.sampling_params.stop_token_ids or ())
-    if not seq.ignore_eos:
-        ends.update(end_token_ids)
-    return [token for token in ends if 0 <= token < vocab_size]

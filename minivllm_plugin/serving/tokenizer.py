@@ -88,6 +88,10 @@ class Tokenizer:
             return next(iter(self.chat_templates.values()))
         return self.chat_templates.get(DEFAULT_TEMPLATE)
 
+    def to_json(self) -> str:
+        """The whole vocabulary in the format of ``tokenizer.json``, with what was added from the side files."""
+        return self._backend.to_str()
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of raw text. Control tokens written in it are parsed.
 
