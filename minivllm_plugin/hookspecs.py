@@ -94,7 +94,8 @@ def minivllm_configure(config: "ConfigDraft") -> None:
 
     When: once an engine, on the thread that makes it, after the caller's options were checked.
     Answer: none; set attributes of ``config`` (the fields of EngineConfig). They are checked again afterwards.
-    On error: the engine does not start; the ConfigError names the plugin. Cost: none while serving. May be a wrapper.
+    Plugins themselves (``plugins``, ``policies``, ``plugin_errors``, …) are chosen by then.
+    On error: the engine does not start; the ConfigError names the plugin. Cost: none while serving.
     """
 
 
@@ -102,7 +103,8 @@ def minivllm_configure(config: "ConfigDraft") -> None:
 def minivllm_engine_started(engine: "EngineHandle") -> None:
     """The engine is loaded and serves from now on.
 
-    When: once, on the engine thread. ``engine`` may be kept and used from any thread: ``state()``, ``abort(id)``, ``metrics()``.
+    When: once, on the engine thread. ``engine`` may be kept and used from any thread: ``snapshot()``,
+    ``abort(id)``, ``metrics()``, ``plugin_totals()``. It does not keep the engine alive.
     On error: logged; the engine serves without it. Cost: none while serving.
     """
 
@@ -111,8 +113,9 @@ def minivllm_engine_started(engine: "EngineHandle") -> None:
 def minivllm_engine_stopped(engine: "EngineHandle", error: BaseException | None) -> None:
     """The engine is closed (``error`` is None) or died of ``error``. The place to close files and sockets.
 
-    When: once, on the engine thread, after the last request was answered; also for an engine that died. Reaches every plugin,
-    whatever the others raise. On error: logged. Cost: none while serving.
+    When: once, on the engine thread, after the last request was answered; also for an engine that died, but not for one that
+    never started. Reaches every plugin, whatever the others raise; an observer that was moved to a thread of its own has heard
+    everything else by then. On error: logged. Cost: none while serving.
     """
 
 
@@ -229,7 +232,7 @@ def minivllm_step_finished(report: StepReport) -> None:
 def minivllm_blocks_changed(events: Sequence[BlockEvent]) -> None:
     """Blocks were allocated, hit, stored, freed, removed or cleared, in this order. Folded one by one they equal the index.
 
-    When: at the end of a step in which something changed, and after an abort or a reset. Nothing is recorded unless
+    When: at the end of a step in which something changed, and after an abort. Nothing is recorded unless
     somebody implements this. Cost: about 1 µs an event.
     """
 
@@ -238,7 +241,8 @@ def minivllm_blocks_changed(events: Sequence[BlockEvent]) -> None:
 def minivllm_request_finished(request: RequestView, outcome: RequestOutcome) -> None:
     """A request ended: stop, length, abort, error, or rejected by a policy before it was queued.
 
-    When: exactly once for every queued (or rejected) request. Cost: about 5 µs a request.
+    When: exactly once for every queued (or rejected) request, also for those that an engine being closed aborts; not for those
+    that die with their engine (``minivllm_engine_error``). Cost: about 5 µs a request.
     """
 
 
@@ -268,7 +272,7 @@ def minivllm_order_waiting(waiting: Sequence[RequestView], state: EngineState) -
 
     When: in every step with a waiting request and a free place. ``waiting`` is the first 64 of the queue, preempted ones first.
     Answer: ids, the best first. Unknown and repeated ids are dropped, missing ones follow in their present order. The oldest
-    waiting request is overtaken in at most 64 steps; then the engine's own order holds until it was admitted.
+    waiting request is overtaken in at most 64 steps of its life; from then on it goes first.
     Cost: about 1 µs a waiting request for the records, and the lookup of its cached prefix.
     """
 
@@ -277,7 +281,8 @@ def minivllm_order_waiting(waiting: Sequence[RequestView], state: EngineState) -
 def minivllm_step_budget(state: EngineState) -> Budget | None:
     """How much may the next step compute?
 
-    When: once a step, with chunked prefill (the default). Answer: limits, each clamped to 1 and the engine's own.
+    When: once a step. Answer: limits, each clamped to 1 and the engine's own; without chunked prefill only ``num_sequences``
+    counts.
     Cost: about 5 µs a step.
     """
 
@@ -288,7 +293,8 @@ def minivllm_select_victims(running: Sequence[RequestView], blocks_needed: int, 
 
     When: only if the pool has no free block. ``running`` are those that have no place in the current batch yet; the last of them
     is the one that needs the block. Answer: ids, the first victim first; as many are taken as are needed. Unknown ids are
-    dropped; when they do not suffice, the engine chooses. Cost: about 1 µs a running request, on shortage only.
+    dropped, and so are requests that were preempted 16 times before; when the rest does not suffice, the engine chooses.
+    Cost: about 1 µs a running request, on shortage only.
     """
 
 

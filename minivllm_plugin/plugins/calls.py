@@ -5,6 +5,7 @@ checks signatures and order; its own call loop is not used, since there one exce
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,13 +13,22 @@ from typing import Any
 
 from minivllm_plugin.errors import PluginError
 
-__all__ = ["CallPolicy", "HookCall", "HookStatistics"]
+__all__ = ["CallPolicy", "HookCall", "HookStatistics", "describe_error"]
 
 logger = logging.getLogger(__name__)
 
 AVERAGE_OVER = 16  # calls that the running average looks back on
 FIRST_JUDGED_CALL = 16  # before that many calls a plugin is not called slow: the first ones import and allocate
 LEAST_SLOW_SECONDS = 1e-3
+
+
+def describe_error(error: BaseException) -> str:
+    """Kind and text of an exception of a plugin, also of one whose own ``str()`` raises."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "(it has no text: its str() raises)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 @dataclass(slots=True)
@@ -38,7 +48,7 @@ class CallPolicy:
     Attributes:
         raise_errors: an exception of a plugin ends the engine instead of being counted.
         budget: share of a step that one hook of one plugin may take on average.
-        step_seconds: running average of a step, without plugins.
+        step_seconds: running average of a step, without what observers take.
         is_calling: whether plugin code runs on the engine thread right now.
         total_seconds: what all plugins took together on the engine thread.
     """
@@ -58,6 +68,8 @@ class HookCall:
     """A plugin's implementation of one hook.
 
     Attributes:
+        argument_names: passed by position. ``optional_names``: those that it gives a default, passed by name.
+        title: the plugin's name and distribution, for messages.
         most_in_a_row, most_in_all: errors after which it is taken out.
         is_enabled: False once it was taken out.
         disabled_because: why, in words.
@@ -70,18 +82,41 @@ class HookCall:
     policy: CallPolicy
     most_in_a_row: int | None = None
     most_in_all: int | None = None
+    optional_names: tuple[str, ...] = ()
+    title: str = ""
     statistics: HookStatistics = field(default_factory=HookStatistics)
     is_enabled: bool = True
     disabled_because: str | None = None
     errors_in_a_row: int = 0
 
-    def call(self, arguments: Mapping[str, Any]) -> Any:
-        """The plugin's answer. Raises whatever it raises; the time is counted either way."""
+    def __post_init__(self) -> None:
+        self.title = self.title or repr(self.plugin)
+
+    def invoke(self, arguments: Mapping[str, Any]) -> Any:
+        """The bare call: neither timed nor counted."""
+        positional = [arguments[name] for name in self.argument_names]
+        return self.function(*positional, **{name: arguments[name] for name in self.optional_names})
+
+    def call(self, arguments: Mapping[str, Any], check: Callable[[Any], Any] | None = None) -> Any:
+        """The plugin's answer, passed through ``check`` unless it is None. Looking at an answer may run more of the plugin's
+        code (a generator's), so that is timed, counted and kept from calling back, too.
+
+        Raises:
+            Exception: whatever the plugin or ``check`` raises. SystemExit and its like, which would end more than the
+                plugin, come as RuntimeError; only a KeyboardInterrupt on the main thread is the user's, and passes.
+        """
         policy, statistics = self.policy, self.statistics
         policy.is_calling = True
         began = time.perf_counter()
         try:
-            return self.function(*[arguments[name] for name in self.argument_names])
+            answer = self.invoke(arguments)
+            return answer if check is None or answer is None else check(answer)
+        except Exception:
+            raise
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise
+            raise RuntimeError(f"it raised {type(error).__name__}, which is meant to end a program") from error
         finally:
             seconds = time.perf_counter() - began
             policy.is_calling = False
@@ -100,13 +135,11 @@ class HookCall:
             PluginError: errors are to be raised.
         """
         if self.policy.raise_errors:
-            raise PluginError(f"plugin {self.plugin!r} failed in {self.hook}: {error!r}") from error
+            raise PluginError(f"plugin {self.title} failed in {self.hook}: {describe_error(error)}") from error
         self.statistics.num_errors += 1
         self.errors_in_a_row += 1
         if self.statistics.num_errors == 1:
-            logger.error(
-                "plugin %s failed in %s; its later errors there are only counted", self.plugin, self.hook, exc_info=error
-            )
+            logger.error("plugin %s failed in %s; its later errors there are only counted", self.title, self.hook, exc_info=error)
         if self.most_in_a_row is not None and self.errors_in_a_row >= self.most_in_a_row:
             self.disable(f"{self.errors_in_a_row} errors in a row")
         elif self.most_in_all is not None and self.statistics.num_errors >= self.most_in_all:
@@ -116,7 +149,7 @@ class HookCall:
         """Take it out, with one line that says why."""
         self.is_enabled = False
         self.disabled_because = because
-        logger.warning("plugin %s: %s %s (%s)", self.plugin, self.hook, consequence, because)
+        logger.warning("plugin %s: %s %s (%s)", self.title, self.hook, consequence, because)
 
     def is_slow(self) -> bool:
         """Whether it takes more of a step than it may, on average and not only at first."""

@@ -3,12 +3,15 @@
 ``MINIVLLM_PLUGINS`` is an allow-list: unset loads every installed plugin, empty loads none, else those named.
 ``MINIVLLM_BLOCK_PLUGINS`` names some never to load. Under pytest nothing loads by itself (its ``PYTEST_VERSION`` is set),
 unless the allow-list is set. What fails is reported and left out; nothing here raises for an installed plugin.
+
+Installed plugins are imported on a thread, so that one whose import hangs can be given up.
 """
 
 import importlib
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from typing import Any
 
 from minivllm_plugin.errors import PluginError
 from minivllm_plugin.hookspecs import API, version_text
+from minivllm_plugin.plugins.calls import describe_error
 
 __all__ = [
     "ALLOW_VARIABLE",
@@ -24,6 +28,7 @@ __all__ = [
     "BUILTIN",
     "GROUP",
     "LoadedPlugin",
+    "blocked_names",
     "discover",
     "load_named",
     "name_of",
@@ -35,6 +40,7 @@ logger = logging.getLogger(__name__)
 GROUP = "minivllm"
 ALLOW_VARIABLE = "MINIVLLM_PLUGINS"
 BLOCK_VARIABLE = "MINIVLLM_BLOCK_PLUGINS"
+IMPORT_PATIENCE = 60.0  # seconds that an installed plugin may take to import; one that imports torch may need ten
 
 # Ours: part of the package, so neither an entry point nor a scan is needed to name them.
 BUILTIN = {
@@ -83,15 +89,28 @@ def discover(block: Collection[str] = ()) -> list[LoadedPlugin]:
     allowed = _list(os.environ.get(ALLOW_VARIABLE))
     if allowed is None and "PYTEST_VERSION" in os.environ:
         return []
-    blocked = {*block, *(_list(os.environ.get(BLOCK_VARIABLE)) or ())}
-    found = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    blocked = blocked_names(block)
+    found = _installed()
     missing = set(allowed or ()) - {point.name for point in found} - set(BUILTIN)
     if missing:
         logger.warning("%s names %s, but no such plugin is installed", ALLOW_VARIABLE, ", ".join(sorted(missing)))
     chosen = [point for point in found if point.name not in blocked and (allowed is None or point.name in allowed)]
-    loaded = [_load_entry_point(point) for point in chosen]
-    ours = [name for name in sorted(set(allowed or ()) & set(BUILTIN)) if name not in blocked]
-    return loaded + [_load("builtin", name, BUILTIN[name]) for name in ours if name not in {point.name for point in found}]
+    loaded: dict[str, LoadedPlugin] = {}
+    refused: list[LoadedPlugin] = []
+    for point in chosen:
+        if point.name in BUILTIN:
+            refused.append(_taken(point, "minivllm-plugin's own plugin"))
+        elif point.name in loaded:
+            refused.append(_taken(point, f"the plugin of {loaded[point.name].distribution or 'another distribution'}"))
+        else:
+            loaded[point.name] = _load_entry_point(point)
+    ours = [_load("builtin", name, BUILTIN[name]) for name in sorted(set(allowed or ()) & set(BUILTIN)) if name not in blocked]
+    return [*loaded.values(), *ours, *refused]
+
+
+def blocked_names(block: Collection[str] = ()) -> set[str]:
+    """``block`` and what :data:`BLOCK_VARIABLE` names."""
+    return {*block, *(_list(os.environ.get(BLOCK_VARIABLE)) or ())}
 
 
 def load_named(name: str) -> LoadedPlugin:
@@ -102,7 +121,7 @@ def load_named(name: str) -> LoadedPlugin:
     """
     if name in BUILTIN:
         return _load("builtin", name, BUILTIN[name])
-    installed = {point.name: point for point in entry_points(group=GROUP)}
+    installed = {point.name: point for point in reversed(_installed())}
     if name not in installed:
         raise PluginError(
             f"no plugin is called {name!r}; known are {', '.join(sorted({*BUILTIN, *installed}))}. "
@@ -143,27 +162,69 @@ def _holds(operator: str, ours: tuple[int, int], theirs: tuple[int, int]) -> boo
     }[operator]
 
 
+def _installed() -> list[EntryPoint]:
+    return sorted(entry_points(group=GROUP), key=lambda point: (point.name, *_distribution(point)))
+
+
+def _distribution(point: EntryPoint) -> tuple[str, str]:
+    """Name and version, empty if its metadata cannot be read."""
+    try:
+        return (str(point.dist.name or ""), str(point.dist.version or "")) if point.dist is not None else ("", "")
+    except Exception:
+        return "", ""
+
+
 def _load_entry_point(point: EntryPoint) -> LoadedPlugin:
-    distribution = point.dist.metadata["Name"] if point.dist else ""
-    version = point.dist.version if point.dist else ""
-    return _load("installed", point.name, point.value, distribution, version)
+    return _load("installed", point.name, point.value, *_distribution(point))
+
+
+def _taken(point: EntryPoint, by: str) -> LoadedPlugin:
+    error = f"{by} is called {point.name!r}, too; block one of the two, or rename its entry point"
+    return LoadedPlugin(point.name, None, *_distribution(point), "installed", 0.0, error)
 
 
 def _load(origin: str, name: str, target: str, distribution: str = "", version: str = "") -> LoadedPlugin:
     began = time.perf_counter()
+    plugin: Any = None
     try:
-        module_name, _, attribute = target.partition(":")
-        plugin: Any = importlib.import_module(module_name)
-        for part in attribute.split(".") if attribute else ():
-            plugin = getattr(plugin, part)
-        if isinstance(plugin, type):
-            plugin = plugin()
+        plugin = _import_patiently(name, target) if origin == "installed" else _import(target)
         error = why_incompatible(plugin)
     except Exception as failure:
         logger.debug("plugin %r does not load", name, exc_info=True)
-        plugin, error = None, f"{type(failure).__name__}: {failure}"
+        error = describe_error(failure)
     seconds = time.perf_counter() - began
     return LoadedPlugin(name, None if error else plugin, distribution, version, origin, seconds, error)
+
+
+def _import(target: str) -> Any:
+    module_name, _, attribute = target.partition(":")
+    plugin: Any = importlib.import_module(module_name)
+    for part in attribute.split(".") if attribute else ():
+        plugin = getattr(plugin, part)
+    return plugin() if isinstance(plugin, type) else plugin
+
+
+def _import_patiently(name: str, target: str) -> Any:
+    """:func:`_import` on a thread. SystemExit and its like come as ImportError: they may end their own program only."""
+    plugins: list[Any] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            plugins.append(_import(target))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name=f"minivllm-import-{name}", daemon=True)
+    thread.start()
+    thread.join(IMPORT_PATIENCE)
+    if plugins:
+        return plugins[0]
+    if not errors:
+        raise TimeoutError(f"its import has not ended after {IMPORT_PATIENCE:g} s")
+    if isinstance(errors[0], Exception):
+        raise errors[0]
+    raise ImportError(f"it raised {describe_error(errors[0])}") from errors[0]
 
 
 def _list(text: str | None) -> list[str] | None:

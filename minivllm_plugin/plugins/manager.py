@@ -4,6 +4,7 @@ One per engine; made on the thread that makes the engine, used on the engine thr
 checks names and signatures; calling them with isolation is :mod:`minivllm_plugin.plugins.calls`.
 """
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +19,16 @@ from minivllm_plugin.engine.sequence import Sequence as EngineSequence
 from minivllm_plugin.engine.steering import Steering, engine_state, request_view
 from minivllm_plugin.errors import ConfigError, MinivllmError, PluginError, RequestRejectedError
 from minivllm_plugin.hookspecs import LIFECYCLE_HOOKS, OBSERVER_HOOKS, POLICY_HOOKS
-from minivllm_plugin.plugins.calls import CallPolicy, HookCall
-from minivllm_plugin.plugins.discovery import LoadedPlugin, discover, load_named, name_of, why_incompatible
+from minivllm_plugin.plugins.calls import CallPolicy, HookCall, describe_error
+from minivllm_plugin.plugins.discovery import (
+    BLOCK_VARIABLE,
+    LoadedPlugin,
+    blocked_names,
+    discover,
+    load_named,
+    name_of,
+    why_incompatible,
+)
 from minivllm_plugin.plugins.facade import ConfigDraft, EngineHandle, HookTotals
 from minivllm_plugin.plugins.observation import Observation
 from minivllm_plugin.plugins.policies import PolicyChain
@@ -85,11 +94,11 @@ class EnginePlugins:
         self._loaded: dict[str, LoadedPlugin] = {}
         for plugin in discover(config.block_plugins):
             self._add(plugin, is_wanted=False)
-        blocked = set(config.block_plugins)
+        blocked = blocked_names(config.block_plugins)
         for given in (*config.plugins, *config.policies):
-            loaded = _given(given)
-            if loaded.name not in blocked and self._is_new(loaded, given):
-                self._add(loaded, is_wanted=True)
+            name = given if isinstance(given, str) else name_of(given)
+            if name not in blocked and self._is_new(name, given):
+                self._add(_given(given), is_wanted=True)
         self._policy_names = [given if isinstance(given, str) else name_of(given) for given in config.policies]
         self._calls = self._resolve()
         self._chain: PolicyChain | None = None
@@ -110,9 +119,15 @@ class EnginePlugins:
             draft = ConfigDraft(config)
             try:
                 entry.call({"config": draft})
-                config = draft.finished()
+                changed = draft.finished()
             except Exception as error:
-                raise ConfigError(f"plugin {entry.plugin!r} failed in minivllm_configure: {error}") from error
+                raise ConfigError(f"plugin {entry.title} failed in minivllm_configure: {describe_error(error)}") from error
+            for name in ("plugins", "policies", "block_plugins", "plugin_errors", "plugin_budget"):
+                if getattr(changed, name) != getattr(config, name):
+                    raise ConfigError(
+                        f"plugin {entry.title} changes {name} in minivllm_configure, when plugins are chosen already"
+                    )
+            config = changed
         return config
 
     # --- the engine's Hooks protocol --------------------------------------------------------------------------------
@@ -162,12 +177,10 @@ class EnginePlugins:
                 logger.exception("a plugin failed in minivllm_engine_error")
 
     def stopped(self, handle: EngineHandle, error: BaseException | None) -> None:
-        """Tell everybody that it is over, whatever any of them raises, and end the threads of slow observers."""
-        try:
-            self._tell("minivllm_engine_stopped", engine=handle, error=error)
-        finally:
-            if self._observation is not None:
-                self._observation.close()
+        """Tell everybody that it is over, whatever any of them raises; slow observers once they have heard all the rest."""
+        if self._observation is not None:
+            self._observation.close()
+        self._tell("minivllm_engine_stopped", engine=handle, error=error)
 
     def reports(self) -> list[PluginReport]:
         """What there is, what it did and what went wrong; also those that failed to load."""
@@ -195,7 +208,7 @@ class EnginePlugins:
             try:
                 self._register(loaded)
             except (pluggy.PluginValidationError, ValueError, MinivllmError, TypeError) as failure:
-                error = str(failure)
+                error = " ".join(str(failure).split())
         if error is None:
             self._loaded[loaded.name] = loaded
             return
@@ -210,10 +223,10 @@ class EnginePlugins:
         manager.register(plugin, loaded.name)
         try:
             manager.check_pending()
-            self._refuse_wrappers(plugin)
+            self._check_functions(plugin)
             if not manager.get_hookcallers(plugin):
                 raise PluginError("it implements no hook; mark its functions with minivllm_plugin.hookspecs.hookimpl")
-            for entry in self._entries(plugin, REGISTRIES):
+            for entry in self._entries(loaded, REGISTRIES):
                 registry = getattr(self.extensions, REGISTRIES[entry.hook])
                 with registry.owned_by(loaded.name):
                     entry.call({"registry": registry})
@@ -222,57 +235,68 @@ class EnginePlugins:
             self.extensions.discard_owner(loaded.name)
             if isinstance(error, (pluggy.PluginValidationError, MinivllmError)):
                 raise
-            raise PluginError(f"{type(error).__name__}: {error}") from error
+            raise PluginError(describe_error(error)) from error
 
-    def _refuse_wrappers(self, plugin: object) -> None:
+    def _check_functions(self, plugin: object) -> None:
+        """Refuse what would be called and yet do nothing, and what could hide others' errors and answers."""
         for caller in self._pluggy.get_hookcallers(plugin) or ():
             for implementation in caller.get_hookimpls():
-                is_wrapper = implementation.wrapper or implementation.hookwrapper
-                if implementation.plugin is plugin and is_wrapper and caller.name in (*OBSERVER_HOOKS, *POLICY_HOOKS):
+                if implementation.plugin is not plugin or not caller.has_spec():
+                    continue
+                function = implementation.function
+                if implementation.wrapper or implementation.hookwrapper:
                     raise PluginError(f"{caller.name} must not be a wrapper: one plugin could hide another's errors and answers")
+                if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+                    raise PluginError(f"{caller.name} must not be async: nobody would await it; hand the work to a thread")
+                if inspect.isgeneratorfunction(function) and caller.name not in POLICY_HOOKS:
+                    raise PluginError(f"{caller.name} must not be a generator: nobody would run it")
 
     def _resolve(self) -> dict[str, list[HookCall]]:
         """Call lists: observers in the order of registration, policies only if named, in the order of their naming."""
         observers = {
-            hook: [entry for loaded in self._loaded.values() for entry in self._entries(loaded.plugin, [hook])]
+            hook: [entry for loaded in self._loaded.values() for entry in self._entries(loaded, [hook])]
             for hook in (*OBSERVER_HOOKS, *LIFECYCLE_HOOKS)
         }
         named = [self._loaded[name] for name in dict.fromkeys(self._policy_names) if name in self._loaded]
-        policies = {hook: [entry for loaded in named for entry in self._entries(loaded.plugin, [hook])] for hook in POLICY_HOOKS}
+        policies = {hook: [entry for loaded in named for entry in self._entries(loaded, [hook])] for hook in POLICY_HOOKS}
         return {**observers, **policies}
 
-    def _entries(self, plugin: object, hooks: Iterable[str]) -> list[HookCall]:
-        name = self._pluggy.get_name(plugin) or name_of(plugin)
+    def _entries(self, loaded: LoadedPlugin, hooks: Iterable[str]) -> list[HookCall]:
         entries = []
         for hook in hooks:
             caller = getattr(self._pluggy.hook, hook)
             for implementation in caller.get_hookimpls():
-                if implementation.plugin is plugin:
+                if implementation.plugin is loaded.plugin:
+                    known = caller.spec.argnames if caller.spec is not None else ()
                     entries.append(
                         HookCall(
-                            name,
+                            loaded.name,
                             hook,
                             implementation.function,
                             tuple(implementation.argnames),
                             self._policy,
                             most_in_a_row=MAX_OBSERVER_ERRORS_IN_A_ROW if hook in OBSERVER_HOOKS else None,
                             most_in_all=MAX_POLICY_ERRORS if hook in POLICY_HOOKS and hook != "minivllm_cache_salt" else None,
+                            optional_names=tuple(name for name in implementation.kwargnames if name in known),
+                            title=loaded.title,
                         )
                     )
         return entries
 
-    def _is_new(self, loaded: LoadedPlugin, given: object) -> bool:
-        known = self._loaded.get(loaded.name)
+    def _is_new(self, name: str, given: object) -> bool:
+        known = self._loaded.get(name)
         if known is None:
             return True
         if isinstance(given, str) or known.plugin is given:
             return False
-        raise PluginError(f"two plugins are called {loaded.name!r}; give one another minivllm_name, or leave one out")
+        raise PluginError(f"two plugins are called {name!r}; give one another minivllm_name, or leave one out")
 
     def _check_policies(self) -> None:
         for name in self._policy_names:
             if name not in self._loaded:
-                raise PluginError(f"policy {name!r} is blocked by block_plugins; leave it out of one of the two")
+                raise PluginError(
+                    f"policy {name!r} is blocked by block_plugins or {BLOCK_VARIABLE}; leave it out of one of the two"
+                )
             if not any(entry.plugin == name for hook in POLICY_HOOKS for entry in self._calls[hook]):
                 raise PluginError(
                     f"{name!r} is no policy: it implements none of {', '.join(POLICY_HOOKS)}; pass it as a plugin instead"

@@ -7,6 +7,7 @@ while somebody asks for outcomes.
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from minivllm_plugin.engine.hooks import StepTimes
@@ -99,6 +100,7 @@ class Observation:
         self._tell_of_blocks()
         for seq in ended:
             self._tell_of_end(seq)
+        self._plan = None  # what fails from here on fails between two steps
 
     def request_aborted(self, seq: Sequence) -> None:
         self._tell_of_blocks()
@@ -193,7 +195,7 @@ class Observation:
         for entry in list(self._calls.get(hook, ())):
             thread = self._threads.get(entry.plugin)
             if thread is not None:  # one of its hooks was slow; all go the same way, or they would overtake each other
-                thread.put(lambda entry=entry: entry.function(*[arguments[name] for name in entry.argument_names]))
+                thread.put(partial(entry.invoke, arguments))
                 continue
             try:
                 entry.call(arguments)

@@ -3,6 +3,7 @@
 The scheduler's side (records, checks) is :mod:`minivllm_plugin.engine.steering`. Engine thread.
 """
 
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -44,13 +45,12 @@ class PolicyChain:
         """
         for entry in self._calls.get(decision, ()):
             try:
-                answer = entry.call(arguments)
-                checked = None if answer is None else check(answer)
+                checked: T | None = entry.call(arguments, check)
             except Exception as error:
                 self._judge(decision, entry, error)
                 return None
             self._judge(decision, entry, None)
-            if answer is not None:
+            if checked is not None:
                 self._answered_by = entry.plugin
                 return checked
         return None
@@ -69,22 +69,20 @@ class PolicyChain:
             )
 
     def salt(self, seq: EngineSequence, request: RequestView) -> str | None:
-        """The request's own salt with all that policies add; a random one when a policy fails, so that nothing is shared."""
+        """The request's own salt with all that policies add; a random one when a policy fails, so that nothing is shared.
+        Ask only if :meth:`answers`."""
         parts: list[str] = []
         for entry in list(self._calls.get("cache_salt", ())):
             try:
-                answer = entry.call({"request": request})
-                if answer is not None and not isinstance(answer, str):
-                    raise TypeError(f"the answer must be a string or None, got {answer!r:.100}")
+                answer: str | None = entry.call({"request": request}, _salt)
             except Exception as error:
                 entry.failed(error)  # counted, but never taken out: then requests would share what they must not
                 return f"closed:{secrets.token_hex(16)}"
             if answer is not None:
-                parts.append(f"{entry.plugin}={len(answer)}:{answer}")
-        if not parts:
-            return seq.cache_salt
-        own = "" if seq.cache_salt is None else f"own={len(seq.cache_salt)}:{seq.cache_salt}"
-        return own + "".join(parts)
+                parts.append(f"plugin:{len(entry.plugin)}:{entry.plugin}:{len(answer)}:{answer}")
+        # The caller's own part is marked as such even if it is the only one: it must not be able to spell another's.
+        own = [] if seq.cache_salt is None else [f"own:{len(seq.cache_salt)}:{seq.cache_salt}"]
+        return "".join(own + parts) or None
 
     def _judge(self, decision: str, entry: HookCall, error: Exception | None) -> None:
         if error is not None:
@@ -102,4 +100,18 @@ class PolicyChain:
 def _verdict(answer: Any) -> Admit | Reject:
     if not isinstance(answer, Admit | Reject):
         raise TypeError(f"the answer must be Admit(), Reject(reason) or None, got {answer!r:.100}")
+    if isinstance(answer, Reject):
+        if not isinstance(answer.reason, str):
+            raise TypeError(f"the reason of a Reject must be text, got {answer.reason!r:.100}")
+        seconds = answer.retry_after
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf
+        ):
+            raise TypeError(f"retry_after of a Reject must be seconds from 0 on, or None, got {seconds!r:.100}")
     return answer
+
+
+def _salt(answer: Any) -> str:
+    if not isinstance(answer, str):
+        raise TypeError(f"the answer must be a string or None, got {answer!r:.100}")
+    return str.__str__(answer)  # of a subclass, the text itself

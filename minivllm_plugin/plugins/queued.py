@@ -69,7 +69,7 @@ class DeliveryThread:
                 continue
             try:
                 job()
-            except Exception:
+            except BaseException:  # also SystemExit: nobody would deliver the rest
                 self.num_errors += 1
                 if self.num_errors == 1:
                     logger.exception("plugin %s failed on its own thread; later errors are only counted", self._name)

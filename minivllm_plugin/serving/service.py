@@ -14,12 +14,11 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
-from minivllm_plugin.engine.llm_engine import LLMEngine, RequestProgress, StepOutput
-from minivllm_plugin.engine.sequence import Sequence
+from minivllm_plugin.engine.llm_engine import LLMEngine
 from minivllm_plugin.engine.snapshot import EngineSnapshot, take_snapshot
 from minivllm_plugin.errors import (
     EngineClosedError,
@@ -29,12 +28,8 @@ from minivllm_plugin.errors import (
     MinivllmError,
     ModelLoadError,
     QueueFullError,
-    RequestFailedError,
-    RequestRejectedError,
-    RequestTimeoutError,
 )
-from minivllm_plugin.sampling_parameters import SamplingParams
-from minivllm_plugin.serving.outbox import Ended, Failed, Outbox
+from minivllm_plugin.serving.outbox import Failed
 
 __all__ = ["EngineService", "Lifecycle", "Request"]
 
@@ -48,37 +43,13 @@ State = Literal["starting", "serving", "closed", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One accepted request on its way to the engine. ``deadline`` is on ``time.monotonic()``'s clock."""
-
-    request_id: str
-    token_ids: list[int]
-    params: SamplingParams
-    outbox: Outbox
-    priority: int = 0
-    cache_salt: str | None = None
-    deadline: float | None = None
-    metadata: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class _Abort:
-    """``request``: only this one, for its id may have ended and been taken again; None: whoever has the id."""
+    """``request``: only this one, for its id may have ended and been taken again; None: whoever has the id.
+    ``choice``: only this one of its completions."""
 
     request_id: str
     request: Request | None = None
-
-
-@dataclass(slots=True)
-class _Live:
-    """What the engine thread remembers of a request between steps."""
-
-    request: Request
-    sequence: Sequence
-
-    def note(self, **moments: float | int) -> None:
-        outbox = self.request.outbox
-        outbox.metrics = replace(outbox.metrics, **moments)  # type: ignore[arg-type]  # field names are checked by replace
+    choice: int | None = None
 
 
 class Lifecycle(Protocol):
@@ -113,6 +84,7 @@ class EngineService:
         self._state: State = "starting"
         self._cause: BaseException | None = None
         self._snapshot: EngineSnapshot | None = None
+        self._live: LiveRequests | None = None
         self._numbers = itertools.count()  # not a generator: those refuse to be advanced by two threads at once
         self._accepted: set[str] = set()
         # Guards state and accepted ids, so that a request is either in the inbox before the end of the engine, and failed
@@ -172,9 +144,10 @@ class EngineService:
         """End a request before the next step, in whatever state it is. Never blocks, takes no lock, ignores unknown ids."""
         self._inbox.put(_Abort(request_id))
 
-    def abort_request(self, request: Request) -> None:
-        """:meth:`abort` for the one who submitted it: a later request with the same id is left alone."""
-        self._inbox.put(_Abort(request.request_id, request))
+    def abort_request(self, request: Request, choice: int | None = None) -> None:
+        """:meth:`abort` for the one who submitted it, or of one of its completions: a later request with the same id is left
+        alone."""
+        self._inbox.put(_Abort(request.request_id, request, choice))
 
     def snapshot(self) -> EngineSnapshot:
         """The state after a recent step: at most 50 ms old while busy, current while idle."""
@@ -192,10 +165,14 @@ class EngineService:
         self._inbox.put(None)
 
     def close(self) -> None:
-        """Stop the thread and fail whoever still waits with EngineClosedError. Idempotent; returns when the thread is gone."""
+        """Stop the thread and fail whoever still waits with EngineClosedError. Idempotent; returns when the thread is gone.
+
+        Raises:
+            EngineError: called on that very thread, by a plugin.
+        """
+        self._refuse_own_thread()
         self._inbox.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._thread.join()
 
     def _raise_unless_serving(self) -> None:
         if os.getpid() != self._pid:
@@ -221,11 +198,10 @@ class EngineService:
     # --- engine thread -------------------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        live: dict[str, _Live] = {}
         lifecycle = self._lifecycle
         try:
-            self._build_and_serve(live)
-            self._end("closed", lambda: EngineClosedError(f"engine {self.name!r} was closed"), live)
+            self._build_and_serve()
+            self._end("closed", lambda: EngineClosedError(f"engine {self.name!r} was closed"))
         except BaseException as error:  # whatever it was, waiters must hear of it
             if self._state == "serving":
                 logger.exception("engine %r died", self.name)
@@ -233,14 +209,16 @@ class EngineService:
                     lifecycle.failed(error)
             _clear_frames(error)
             self._cause = error
-            self._end("dead", self._died, live)
+            self._end("dead", self._died)
         finally:
             self._build = None
-            if lifecycle is not None:
-                lifecycle.stopped(self._cause)
-            self._started.set()
+            try:
+                if lifecycle is not None:
+                    lifecycle.stopped(self._cause)
+            finally:
+                self._started.set()
 
-    def _build_and_serve(self, live: dict[str, _Live]) -> None:
+    def _build_and_serve(self) -> None:
         # A function of its own: when it is left by an exception, its frame can be cleared, and the engine goes with it.
         assert self._build is not None
         engine = self._build()
@@ -250,23 +228,24 @@ class EngineService:
             self._lifecycle.started(self)
         self._state = "serving"
         self._started.set()
-        self._serve(engine, live)
+        self._live = LiveRequests(engine, self._release)
+        self._serve(engine, self._live)
 
-    def _serve(self, engine: LLMEngine, live: dict[str, _Live]) -> None:
+    def _serve(self, engine: LLMEngine, live: LiveRequests) -> None:
         published = 0.0
         while True:
             if not self._read_inbox(engine, live):
+                live.abort_all()
                 return
             started = time.time()
-            output = engine.step()
-            self._deliver(engine, live, output, started)
-            self._expire(engine, live)
+            live.deliver(engine.step(), started)
+            live.expire()
             now = time.monotonic()
             if now - published > SNAPSHOT_INTERVAL:
                 self._snapshot = take_snapshot(engine.scheduler)
                 published = now
 
-    def _read_inbox(self, engine: LLMEngine, live: dict[str, _Live]) -> bool:
+    def _read_inbox(self, engine: LLMEngine, live: LiveRequests) -> bool:
         """Take in everything that has arrived, waiting for something if there is nothing to run. False: close."""
         while True:
             if not live:
@@ -278,79 +257,22 @@ class EngineService:
             if message is None:
                 return False
             if isinstance(message, _Abort):
-                self._abort(engine, live, message)
+                live.abort(message.request_id, message.request, message.choice)
             else:
-                self._add(engine, live, message)
-
-    def _add(self, engine: LLMEngine, live: dict[str, _Live], request: Request) -> None:
-        try:
-            sequence = engine.add_prompt(
-                request.token_ids,
-                request.params,
-                request_id=request.request_id,
-                priority=request.priority,
-                cache_salt=request.cache_salt,
-                metadata=request.metadata,
-            )
-        except (InvalidRequestError, RequestRejectedError) as error:
-            self._release(request.request_id)
-            request.outbox.put(Failed(error))
-            return
-        live[request.request_id] = _Live(request, sequence)
-
-    def _abort(self, engine: LLMEngine, live: dict[str, _Live], message: _Abort) -> None:
-        entry = live.get(message.request_id)
-        if entry is not None and message.request in (None, entry.request):
-            engine.abort(message.request_id)
-            self._finish(live, RequestProgress(message.request_id, None, "abort", None))
-
-    def _deliver(self, engine: LLMEngine, live: dict[str, _Live], output: StepOutput, started: float) -> None:
-        step = engine.scheduler.num_steps
-        for sequence in output.batch:
-            if sequence.first_scheduled_step == step and sequence.request_id in live:
-                live[sequence.request_id].note(first_scheduled_time=started)
-                live[sequence.request_id].request.outbox.num_cached_tokens = sequence.prompt_cached_tokens or 0
-        for progress in output.progress:
-            entry = live[progress.request_id]
-            if entry.request.outbox.metrics.first_token_time is None and progress.token_id is not None:
-                entry.note(first_token_time=time.time())
-            if progress.finish_reason is None:
-                entry.request.outbox.put(progress)
-            else:
-                self._finish(live, progress)
-
-    def _finish(self, live: dict[str, _Live], progress: RequestProgress) -> None:
-        entry = live.pop(progress.request_id)
-        self._release(progress.request_id)
-        entry.note(finished_time=time.time(), num_preemptions=entry.sequence.num_preemptions)
-        if progress.finish_reason == "error":
-            cause = entry.sequence.failure or "its logits were not finite (NaN, or everything masked)"
-            error = RequestFailedError(f"request {progress.request_id!r} failed: {cause}")
-            entry.request.outbox.put(Failed(error))
-        else:
-            entry.request.outbox.put(Ended(progress))
-
-    def _expire(self, engine: LLMEngine, live: dict[str, _Live]) -> None:
-        now = time.monotonic()
-        late = [entry.request for entry in live.values() if entry.request.deadline is not None and entry.request.deadline <= now]
-        for request in late:
-            engine.abort(request.request_id)
-            del live[request.request_id]
-            self._release(request.request_id)
-            request.outbox.put(Failed(RequestTimeoutError(f"request {request.request_id!r} did not end before its deadline")))
+                live.add(message)
 
     def _release(self, request_id: str) -> None:
         with self._gate:
             self._accepted.discard(request_id)
 
-    def _end(self, state: State, error: Callable[[], EngineError], live: dict[str, _Live]) -> None:
-        """Fail everybody, each with an exception of their own: a traceback is written into it where it is raised."""
+    def _end(self, state: State, error: Callable[[], EngineError]) -> None:
+        """Fail everybody."""
         with self._gate:
             self._state = state
             self._accepted.clear()
-        for entry in live.values():
-            entry.request.outbox.put(Failed(error()))
-        live.clear()
+        if self._live is not None:
+            self._live.fail_all(error)
+            self._live = None  # it holds the engine
         while True:  # accepted, but not yet seen by the engine
             try:
                 message = self._inbox.get_nowait()
