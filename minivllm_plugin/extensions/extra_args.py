@@ -3,6 +3,8 @@
 Checked on the caller's thread before a request is queued, so that a misspelt name or an impossible value is refused there.
 """
 
+import logging
+import traceback
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -10,7 +12,9 @@ from minivllm_plugin.errors import ConfigError, InvalidRequestError
 from minivllm_plugin.extensions.registry import Registry
 from minivllm_plugin.sampling_parameters import SamplingParams
 
-__all__ = ["RequestedRegistry", "check_extra_args"]
+__all__ = ["FailureLog", "RequestedRegistry", "check_extra_args"]
+
+logger = logging.getLogger(__name__)
 
 
 class Validates(Protocol):
@@ -76,3 +80,18 @@ def _validate(registry: RequestedRegistry[Any], name: str, value: Any, params: S
     except Exception as error:  # a plugin's own code; whatever it raises means that it does not take this value
         cause = str(error) if isinstance(error, ValueError) and str(error) else f"{type(error).__name__}: {error}"
         raise InvalidRequestError(f"{registry.describe(name)} refuses {value!r:.200}: {cause}") from error
+
+
+class FailureLog:
+    """What processors and criteria failed of: every request in one line, the traceback only with an extension's first failure."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def write(self, name: str, request_id: str | None, failure: str, error: Exception | None) -> None:
+        trace = ""
+        if error is not None and name not in self._known:
+            # As text: a log record that keeps the exception would keep its frames, and with them the request's state.
+            trace = "\n" + "".join(traceback.format_exception(error)).rstrip()
+        self._known.add(name)
+        logger.warning("request %r: %s%s", request_id, failure, trace)

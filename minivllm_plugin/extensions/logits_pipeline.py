@@ -4,7 +4,6 @@ What a request needs between steps stands on its Sequence, so it survives preemp
 processor fails its own request and no other: batches are computed on a copy, and asked again row by row if they fail.
 """
 
-import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceABC
 
@@ -12,13 +11,12 @@ import torch
 from torch import Tensor
 
 from minivllm_plugin.engine.sequence import Sequence
+from minivllm_plugin.extensions.extra_args import FailureLog
 from minivllm_plugin.extensions.logits import LogitsProcessor, LogitsProcessorRegistry, LogitsRow
 from minivllm_plugin.extensions.requests import TokenView, request_start
 from minivllm_plugin.runner.sampler import GREEDY_BELOW
 
 __all__ = ["LogitsPipeline"]
-
-logger = logging.getLogger(__name__)
 
 KEY = "logits"
 
@@ -37,7 +35,7 @@ class LogitsPipeline:
     def __init__(self, registry: LogitsProcessorRegistry) -> None:
         self._processors: tuple[tuple[str, LogitsProcessor], ...] = tuple(registry.items().items())
         self._described = {name: registry.describe(name) for name, _ in self._processors}
-        self._have_failed: set[str] = set()
+        self._log = FailureLog()
 
     def apply(self, logits: Tensor, seqs: SequenceABC[Sequence]) -> None:
         """Let every row be changed by the processors that its request asks for, in place.
@@ -114,9 +112,7 @@ class LogitsPipeline:
     def _fail(self, name: str, seq: Sequence, error: Exception) -> None:
         cause = str(error) if isinstance(error, _BrokenContractError) else f"{type(error).__name__}: {error}"
         seq.failure = f"{self._described[name]} failed: {cause}"
-        first = name not in self._have_failed  # its traceback once, not with every request
-        self._have_failed.add(name)
-        logger.warning("request %r: %s", seq.request_id, seq.failure, exc_info=error if first else None)
+        self._log.write(name, seq.request_id, seq.failure, error)
 
 
 def _run_together(processor: LogitsProcessor, logits: Tensor, rows: list[tuple[int, LogitsRow]]) -> bool:

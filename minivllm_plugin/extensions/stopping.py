@@ -3,19 +3,16 @@
 The check runs on the engine thread after every token of a request that names a criterion.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from minivllm_plugin.engine.sequence import Sequence as EngineSequence
 from minivllm_plugin.errors import RequestFailedError
-from minivllm_plugin.extensions.extra_args import RequestedRegistry
+from minivllm_plugin.extensions.extra_args import FailureLog, RequestedRegistry
 from minivllm_plugin.extensions.requests import RequestStart, TokenView, request_start
 from minivllm_plugin.sampling_parameters import SamplingParams
 
 __all__ = ["StopContext", "StopCriterion", "StopCriterionFailed", "StopCriterionRegistry", "StopPipeline"]
-
-logger = logging.getLogger(__name__)
 
 KEY = "stopping"
 
@@ -107,7 +104,7 @@ class StopPipeline:
         self._criteria: tuple[tuple[str, StopCriterion], ...] = tuple(registry.items().items())
         self._described = {name: registry.describe(name) for name, _ in self._criteria}
         self._decode = decode
-        self._have_failed: set[str] = set()
+        self._log = FailureLog()
 
     def __call__(self, seq: EngineSequence) -> str | None:
         """What ``Scheduler.stop_check`` is.
@@ -141,7 +138,5 @@ class StopPipeline:
 
     def _failed(self, name: str, seq: EngineSequence, cause: str, error: Exception | None = None) -> StopCriterionFailed:
         seq.failure = f"{self._described[name]} failed: {cause}"
-        first = name not in self._have_failed  # its traceback once, not with every request
-        self._have_failed.add(name)
-        logger.warning("request %r: %s", seq.request_id, seq.failure, exc_info=error if first else None)
+        self._log.write(name, seq.request_id, seq.failure, error)
         return StopCriterionFailed(seq.failure)
