@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as SequenceABC
 from typing import overload
 
-__all__ = ["MAX_CONTENT_ID", "SyntheticTokens", "own_completion", "own_prompt", "shared_content"]
+__all__ = ["MAX_CONTENT_ID", "SyntheticTokens", "own_completion", "own_prompt", "shared_content", "synthetic"]
 
 MAX_CONTENT_ID = 2**60
 """Content ids of a trace are below it: their tokens must stay within signed 64 bits."""
@@ -94,3 +94,9 @@ class SyntheticTokens:
             pieces += (self._tokens[run],) * (end - start)
             start, run = end, run + 1
         return pieces + (self.completion,) * (stop - start)
+
+
+def synthetic(tokens: object) -> SyntheticTokens:
+    """What a sequence of the simulator holds as ``token_ids``, under its true type."""
+    assert isinstance(tokens, SyntheticTokens), "this sequence was not made by the simulator"
+    return tokens

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["CostFunction", "CostModel", "StepRecord", "StepWork"]
 
 FORMAT = 1
+REFITS = 4
 
 
 class StepWork(NamedTuple):
@@ -110,9 +111,10 @@ class CostModel:
 
     @classmethod
     def fit(cls, records: SequenceABC[StepRecord], description: str = "fitted") -> "CostModel":
-        """Least squares of the relative error over measured steps, coefficients not below 0.
+        """Least squares over measured steps, coefficients not below 0.
 
-        Weighted by 1/seconds, so that many short steps and few long ones count alike.
+        Each step is weighted by one over the time that the fit itself expects, so that many short steps and few long ones count
+        alike. (Weighted by the measured time, steps that were held up would hardly count, and sums would come out too short.)
 
         Raises:
             ConfigError: no records, or a time that is not positive.
@@ -126,7 +128,10 @@ class CostModel:
             raise ConfigError("measured steps must take a finite time greater than 0")
         features = numpy.array([_features(record.work) for record in records], dtype=float)
         scale = numpy.maximum(numpy.abs(features).max(axis=0), 1.0)
-        solution = _non_negative_least_squares(features / scale / seconds[:, None], numpy.ones(len(seconds))) / scale
+        expected = seconds
+        for _ in range(REFITS):
+            solution = _non_negative_least_squares(features / scale / expected[:, None], seconds / expected) / scale
+            expected = numpy.maximum(features @ solution, seconds.min() / 2)
         error = float(numpy.abs(features @ solution - seconds).mean() / seconds.mean())
         return cls(**dict(zip(COEFFICIENTS, map(float, solution), strict=True)), description=description, error=error)
 

@@ -21,7 +21,7 @@ from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.simulation.clock import Clock
-from minivllm_plugin.simulation.content import SyntheticTokens
+from minivllm_plugin.simulation.content import synthetic
 from minivllm_plugin.simulation.cost_model import CostFunction, StepWork
 from minivllm_plugin.simulation.records import RequestRecord, Timeline
 from minivllm_plugin.simulation.settings import Attached
@@ -124,7 +124,7 @@ class Leaper:
     ) -> None:
         """Set what ``done`` steps have made of every sequence. Turns need no change: everyone had one in every step."""
         for seq, length in zip(running, lengths, strict=True):
-            _tokens(seq).grow_to(length + done)
+            synthetic(seq.token_ids).grow_to(length + done)
             seq.num_computed_tokens = length - 1 + done
             seq.last_scheduled_step = self._scheduler.num_steps
             if live is not None and stops is not None:
@@ -170,7 +170,7 @@ class _Changes:
         found = []
         for place in sorted(self._takes.pop(step, ())):
             seq = self._turns[place]
-            _tokens(seq).grow_to(self._lengths[place] + step - 1)
+            synthetic(seq.token_ids).grow_to(self._lengths[place] + step - 1)
             self._takes[step + self._size].append(place)
             found.append(seq)
         return found
@@ -181,7 +181,7 @@ class _Changes:
         for place in sorted(self._fills.pop(step, ())):
             seq = self._turns[place]
             length = self._lengths[place]
-            _tokens(seq).grow_to(length + step - 1)
+            synthetic(seq.token_ids).grow_to(length + step - 1)
             seq.num_computed_tokens = length - 1 + step
             self._fills[step + self._size].append(place)
             found.append(seq)
@@ -198,9 +198,3 @@ def checked_seconds(cost: CostFunction, work: StepWork) -> float:
     if not 0 < seconds < math.inf:
         raise ConfigError(f"the cost model says {seconds!r} seconds for {work}; a step takes a finite time greater than 0")
     return seconds
-
-
-def _tokens(seq: Sequence) -> SyntheticTokens:
-    tokens = seq.token_ids
-    assert isinstance(tokens, SyntheticTokens), f"{seq!r} was not made by the simulator"
-    return tokens

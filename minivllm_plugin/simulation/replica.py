@@ -16,7 +16,7 @@ from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.errors import InvalidRequestError, RequestRejectedError
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.simulation.clock import Clock
-from minivllm_plugin.simulation.content import SyntheticTokens
+from minivllm_plugin.simulation.content import synthetic
 from minivllm_plugin.simulation.cost_model import CostFunction, StepWork
 from minivllm_plugin.simulation.leaping import Leaper, checked_seconds
 from minivllm_plugin.simulation.records import RequestRecord, Timeline
@@ -162,7 +162,7 @@ class Replica:
                 self._starting.append((seq, record))
         self._clock.now += seconds
         lengths = [len(seq.token_ids) for seq in batch] if observer is not None or self._record_tokens else []
-        scheduler.postprocess(batch, [_completion(seq) for seq in batch])
+        scheduler.postprocess(batch, [synthetic(seq.token_ids).completion for seq in batch])
         self._take_in(batch, lengths, num_tokens, began, seconds)
 
     def _take_in(self, batch: list[Sequence], lengths: list[int], num_tokens: int, began: float, seconds: float) -> None:
@@ -196,12 +196,6 @@ class Replica:
 
 
 REFUSALS = (RequestRejectedError, InvalidRequestError)
-
-
-def _completion(seq: Sequence) -> int:
-    tokens = seq.token_ids
-    assert isinstance(tokens, SyntheticTokens)
-    return tokens.completion
 
 
 @lru_cache(maxsize=4096)

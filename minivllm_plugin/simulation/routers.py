@@ -19,11 +19,11 @@ class RoutedRequest(NamedTuple):
     """What a router is told of a request.
 
     Attributes:
-        index: its place in the trace.
+        number: its place in the trace.
         contents: content ids of its prompt from the start, and how many tokens each stands for.
     """
 
-    index: int
+    number: int
     request: TraceRequest
     contents: tuple[tuple[int, int], ...]
 

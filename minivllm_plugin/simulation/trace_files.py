@@ -1,9 +1,11 @@
 """Traces in files: reads the public shapes, writes one of our own. Errors name file, line and value.
 
 Read are JSONL (an object a line) and CSV (a header). Columns are known by name, in any case and with any punctuation:
-Mooncake's ``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids``; the Azure LLM inference trace's ``TIMESTAMP``
-(date and time), ``ContextTokens``, ``GeneratedTokens``; BurstGPT's ``Timestamp`` (s), ``Request tokens``, ``Response tokens``; and
-our own ``arrival`` (s), ``prompt_tokens``, ``output_tokens``, ``hash_ids``, ``segments``, ``output_id``, ``tenant``, ``priority``.
+
+- Mooncake: ``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids``;
+- Azure LLM inference: ``TIMESTAMP`` (date and time), ``ContextTokens``, ``GeneratedTokens``;
+- BurstGPT: ``Timestamp`` (s), ``Request tokens``, ``Response tokens``;
+- ours: ``arrival`` (s), ``prompt_tokens``, ``output_tokens``, and those of :func:`write_trace`.
 """
 
 import csv

@@ -14,7 +14,7 @@
 a sequence would read anything but its own tokens. :func:`check_pool` and :func:`assert_invariants` look at queues and blocks,
 :func:`drive` runs a scheduler to its end and calls both after every step. Whatever they find is an :class:`InvariantError`.
 :func:`scripted_llm` puts the real engine thread and streams on top, and :class:`LogitsRunner` gives it logits; only these load
-the serving half and torch, and only when they are used.
+the serving half and torch, and only when they are used. :func:`simulate` runs a trace of requests under a virtual clock.
 """
 
 import importlib
@@ -26,6 +26,7 @@ from minivllm_plugin.testing.invariants import InvariantError, assert_invariants
 from minivllm_plugin.testing.ledger import BatchRecord, LedgerRunner, RowRecord
 
 if TYPE_CHECKING:
+    from minivllm_plugin.simulation.run import simulate
     from minivllm_plugin.testing.live import scripted_llm
     from minivllm_plugin.testing.logits import HashedLogits, LogitsRunner
 
@@ -44,13 +45,15 @@ __all__ = [
     "check_pool",
     "drive",
     "scripted_llm",
+    "simulate",
 ]
 
 
-_HEAVY = {  # they load the serving half, or torch
+_HEAVY = {  # they load the serving half, torch, or the simulator
     "scripted_llm": "minivllm_plugin.testing.live",
     "HashedLogits": "minivllm_plugin.testing.logits",
     "LogitsRunner": "minivllm_plugin.testing.logits",
+    "simulate": "minivllm_plugin.simulation.run",
 }
 
 
