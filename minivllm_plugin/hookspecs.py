@@ -270,7 +270,8 @@ def minivllm_admit(request: RequestView, state: EngineState) -> Admit | Reject |
 def minivllm_order_waiting(waiting: Sequence[RequestView], state: EngineState) -> Sequence[str] | None:
     """In which order should these be admitted? They are asked from the front until one does not fit.
 
-    When: in every step with a waiting request and a free place. ``waiting`` is the first 64 of the queue, preempted ones first.
+    When: in every step with a waiting request and a free place. ``waiting`` is the first 64 of the queue, preempted ones first;
+    or as many as the plugin object's attribute ``minivllm_waiting_window`` says, if those are more.
     Answer: ids, the best first. Unknown and repeated ids are dropped, missing ones follow in their present order. The oldest
     waiting request is overtaken in at most 64 steps of its life; from then on it goes first.
     Cost: about 1 µs a waiting request for the records, and the lookup of its cached prefix.

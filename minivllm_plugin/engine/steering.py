@@ -53,6 +53,10 @@ class Policies(Protocol):
         """Who answers first, for messages."""
         ...
 
+    def waiting_window(self) -> int:
+        """How many waiting requests those who order them want to see."""
+        ...
+
 
 def engine_state(scheduler: "Scheduler", now: float) -> EngineState:
     """Queues, pool and limits at this moment."""
@@ -133,7 +137,7 @@ class Steering:
             waiting.remove(oldest)
             waiting.appendleft(oldest)
             return
-        window = list(islice(waiting, WAITING_WINDOW))
+        window = list(islice(waiting, max(WAITING_WINDOW, self._policies.waiting_window())))
         pool = scheduler.block_manager
         views = tuple(request_view(seq, pool.count_cached_tokens(seq)) for seq in window)
         ids = self._policies.ask("order_waiting", _ids, waiting=views, state=self._state(scheduler))
