@@ -1,7 +1,8 @@
 """What plugins cost: the engine's Python around a step with no plugin, with observers of each kind, with each policy.
 
-One process, one thread, a runner that answers at once; timed is the CPU time of that thread, which others on the machine disturb
-least. Cases take turns, and each is compared with an engine without the seam in the same round. Garbage collection is off meanwhile.
+One process, one thread, a runner that answers at once; timed is the CPU time of that thread, which others on the machine
+disturb least. Cases take turns, and each is compared with an engine without the seam in the same round. Garbage collection is
+off meanwhile.
 """
 
 import gc

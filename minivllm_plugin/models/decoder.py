@@ -65,7 +65,7 @@ class GatedMLP(nn.Module):
 class DecoderLayer(nn.Module):
     """Norm, attention, norm, MLP. The sum so far travels beside the branch, so that each norm adds it in one pass."""
 
-    def __init__(self, config: ModelConfig, self_attn: Attention, mlp: GatedMLP) -> None:
+    def __init__(self, config: ModelConfig, self_attn: Attention, mlp: nn.Module) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = self_attn
