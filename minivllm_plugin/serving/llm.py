@@ -20,6 +20,7 @@ from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.serving import batch
 from minivllm_plugin.serving.chat import render_chat
 from minivllm_plugin.serving.detokenizer import Detokenizer
+from minivllm_plugin.serving.live_requests import Request
 from minivllm_plugin.serving.loading import Loaded, load
 from minivllm_plugin.serving.outbox import Outbox
 from minivllm_plugin.serving.outputs import RequestOutput
@@ -32,7 +33,7 @@ from minivllm_plugin.serving.prompts import (
     one_for_each,
     tokenize_prompt,
 )
-from minivllm_plugin.serving.service import EngineService, Request
+from minivllm_plugin.serving.service import EngineService
 from minivllm_plugin.serving.stream import RequestStream, deadline_after
 from minivllm_plugin.serving.tokenizer import Tokenizer
 

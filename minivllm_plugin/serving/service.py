@@ -29,9 +29,10 @@ from minivllm_plugin.errors import (
     ModelLoadError,
     QueueFullError,
 )
+from minivllm_plugin.serving.live_requests import LiveRequests, Request
 from minivllm_plugin.serving.outbox import Failed
 
-__all__ = ["EngineService", "Lifecycle", "Request"]
+__all__ = ["EngineService", "Lifecycle"]
 
 logger = logging.getLogger(__name__)
 

@@ -89,7 +89,7 @@ def test_ids_are_bounded_by_the_models_vocabulary_and_not_the_tokenizers(llm: LL
             llm.submit(prompt, params)
 
 
-@pytest.mark.parametrize("name", ["temprature", "max_new_tokens", "logprobs", "n"])
+@pytest.mark.parametrize("name", ["temprature", "max_new_tokens", "best_of", "beam_width"])
 def test_unknown_sampling_parameters_are_named_with_the_known_ones(name: str) -> None:
     given: dict[str, Any] = {name: 1}
     for make in (lambda: SamplingParams(**given), lambda: SamplingParams().replace(**given)):
