@@ -124,7 +124,7 @@ def _key(command: list[str], flags: tuple[str, ...]) -> str:
 
 
 def _tuning() -> tuple[str, ...]:
-    """Intel's server processors multiply pairs of bfloat16 at half the rate of floats: two multiply-adds give the same bits sooner."""
+    """Intel's server processors sum pairs of bfloat16 at half the rate of floats; multiply-adds give the same bits sooner."""
     return ("-DSPLIT_PAIRS",) if "GenuineIntel" in _processor() else ()
 
 

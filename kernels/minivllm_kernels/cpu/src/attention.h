@@ -88,6 +88,7 @@ static inline void store_token(const Geometry &g, const Cache &to, int block, in
 template <class E>
 struct Keys {  // up to CHUNK keys of one head: addresses of groups of 16
   const E *k[GROUPS], *v[GROUPS];
+  const E *ahead[GROUPS];  // keys that are looked at next
   const float *k_scale[GROUPS], *v_scale[GROUPS];
   int count;  // keys that exist
 };
@@ -104,6 +105,7 @@ static inline void point(Keys<E> &keys, const Geometry &g, const Cache &c, const
     size_t row = g.row(block, head, offset);
     keys.k[i] = as<E>(c.k) + row * g.head_dim;
     keys.v[i] = as<E>(c.v) + row * g.head_dim;
+    keys.ahead[i] = keys.k[i];
     if (g.kind == INT8) keys.k_scale[i] = c.k_scale + row, keys.v_scale[i] = c.v_scale + row;
   }
 }
@@ -115,7 +117,7 @@ static inline void gather(Keys<E> &keys, E *room, const Geometry &g, const Cache
   constexpr int pair = Products<E>::STEP;
   E *k = room, *v = room + CHUNK * D;
   keys.count = count;
-  for (int i = 0; i * 16 < count; i++) keys.k[i] = k + i * 16 * D, keys.v[i] = v + i * 16 * D;
+  for (int i = 0; i * 16 < count; i++) keys.k[i] = keys.ahead[i] = k + i * 16 * D, keys.v[i] = v + i * 16 * D;
   for (int t = 0; t < count; t++) {
     const size_t row = g.row(table[(from + t) / g.block_size], head, (from + t) % g.block_size);
     scatter(k + t / 16 * 16 * D + t % 16 * pair, as<E>(c.k) + row * D, D, 16 * pair, pair);
@@ -135,7 +137,7 @@ static INLINE void find(Keys<E> &keys, float *room, const Geometry &g, const Cac
 template <class E>
 static INLINE void put_query(typename Products<E>::Other *to, const float *x, int size) {
   if constexpr (Products<E>::STEP == 2)
-    for (int d = 0; d < size; d += 16) store_factors(to + d, round_bf16(load(x + d)));
+    for (int d = 0; d < size; d += 16) store_factors(to + d, load(x + d));
   else
     memcpy(to, x, sizeof(float) * size);
 }
@@ -145,18 +147,15 @@ constexpr int columns_of(int rows) { return VECTOR_BYTES == 64 ? 4 : rows <= 3 ?
 
 // scores[m][key] of N groups from `first` on.
 template <int M, int N, class E>
-static INLINE void score_groups(const typename Products<E>::Other *q, int D, const Keys<E> &keys, int first, int groups, float *scores) {
+static INLINE void score_groups(const typename Products<E>::Other *q, int D, const Keys<E> &keys, int first, float *scores) {
   typedef Products<E> P;
   f32x16 sum[M][N] = {};
-  const E *k[N];
-  for (int j = 0; j < N; j++) k[j] = keys.k[first + j];
-  // What comes next, asked for a line at a time between the arithmetic: these V rows, and the keys after these.
-  const char *next_k = (const char *)keys.k[std::min(first + N, groups - 1)];
-  const char *this_v = (const char *)keys.v[first];
-  const int bytes = 16 * P::STEP * (int)sizeof(E);
+  const E *k[N], *v[N];
+  for (int j = 0; j < N; j++) k[j] = keys.k[first + j], v[j] = keys.v[first + j];
+  constexpr int BYTES = 16 * P::STEP * (int)sizeof(E);
   for (int d = 0; d < D / P::STEP; d++) {
-    __builtin_prefetch(next_k + d * bytes, 0, 2);
-    __builtin_prefetch(this_v + d * bytes, 0, 2);
+    if (BYTES >= 64 || d % (64 / BYTES) == 0)  // the values of these keys, a line at a time between the arithmetic
+      for (int j = 0; j < N; j++) __builtin_prefetch((const char *)v[j] + d * BYTES, 0, 3);
     typename P::Many x[N];
     for (int j = 0; j < N; j++) x[j] = P::many(k[j] + d * 16 * P::STEP);
 #pragma GCC unroll 6
@@ -176,11 +175,13 @@ static INLINE void score_groups(const typename Products<E>::Other *q, int D, con
 template <int M, int N, class E>
 static INLINE void weigh_values(const typename Products<E>::Other *weights, const Keys<E> &keys, int D, int column, float *out) {
   typedef Products<E> P;
+  constexpr int BYTES = 16 * P::STEP * (int)sizeof(E);
   f32x16 sum[M][N] = {};
   auto add = [&](int t, bool first_only) __attribute__((always_inline)) {
     const E *v = keys.v[t / 16] + (t % 16) * D + column * P::STEP;
     typename P::Many x[N];
     for (int j = 0; j < N; j++) x[j] = P::many(v + 16 * P::STEP * j);
+    for (int i = 0; i < N * BYTES; i += 64) __builtin_prefetch((const char *)(keys.ahead[t / 16] + (t % 16) * D + column * P::STEP) + i, 0, 3);
     if (first_only)
       for (int j = 0; j < N; j++) x[j] = P::first_only(x[j]);
 #pragma GCC unroll 6
@@ -207,8 +208,8 @@ static void attend(const typename Products<E>::Other *q, int D, const Keys<E> &k
   const int groups = (keys.count + 15) / 16;
   constexpr int N = columns_of(M);
   int g = 0;
-  for (; g + N <= groups; g += N) score_groups<M, N, E>(q, D, keys, g, groups, scores);
-  for (; g < groups; g++) score_groups<M, 1, E>(q, D, keys, g, groups, scores);
+  for (; g + N <= groups; g += N) score_groups<M, N, E>(q, D, keys, g, scores);
+  for (; g < groups; g++) score_groups<M, 1, E>(q, D, keys, g, scores);
   const i32x16 lane = lane_numbers();
   for (int m = 0; m < M; m++) {
     float *s = scores + m * CHUNK;
@@ -224,13 +225,13 @@ static void attend(const typename Products<E>::Other *q, int D, const Keys<E> &k
     peak[m] = max_lanes(top);
     f32x16 sum = {}, base = splat(visible[m] > 0 ? peak[m] : 0.f);
     for (int i = 0; i < groups; i++) {
-      f32x16 e = exp2v(load(s + 16 * i) - base);
+      f32x16 e = exp2v(load(s + 16 * i) - base, P::STEP == 2 ? -56.f : -126.f);
       sum += e;
       if constexpr (sizeof(E) == 1) {
         f32x16 scaled = e * load(keys.v_scale[i]);
         e = select(e > splat(0.f), scaled, e);  // the scale of a slot that was never written may be anything
       }
-      if constexpr (P::STEP == 2) store_factors(weights + m * CHUNK + 16 * i, round_bf16(e));
+      if constexpr (P::STEP == 2) store_plain_factors(weights + m * CHUNK + 16 * i, e);
       else store(weights + m * CHUNK + 16 * i, e);
     }
     total[m] = sum_lanes(sum);
@@ -257,14 +258,22 @@ struct Running {  // softmax state of one row
   float peak, total;
 };
 
-// Fold one chunk's result into a row's running one; the same whoever computed it.
-static INLINE void merge(Running &state, float *sum, const float *part, float peak, float total, int D) {
-  if (peak == -INFINITY) return;
-  float top = std::max(state.peak, peak);
-  float keep = exp2v(splat(state.peak - top))[0], add = exp2v(splat(peak - top))[0];
-  state.total = fmaf(state.total, keep, total * add);
-  state.peak = top;
-  for (int d = 0; d < D; d += 16) store(sum + d, fma(load(part + d), splat(add), load(sum + d) * keep));
+// Fold one chunk's result into the running one of up to 16 rows; the same whoever computed it, and how many at once.
+static INLINE void merge(int rows, Running *state, float *sums, const float *parts, size_t stride, const float *peaks, const float *totals, int D) {
+  float before[16] = {}, after[16] = {}, keep[16], add[16];
+  for (int m = 0; m < rows; m++) {
+    const float top = std::max(state[m].peak, peaks[m]);
+    before[m] = state[m].peak - top, after[m] = peaks[m] - top;
+  }
+  store(keep, exp2v(load(before))), store(add, exp2v(load(after)));
+  for (int m = 0; m < rows; m++) {
+    if (peaks[m] == -INFINITY) continue;  // it saw nothing
+    state[m].total = fmaf(state[m].total, keep[m], totals[m] * add[m]);
+    state[m].peak = std::max(state[m].peak, peaks[m]);
+    float *sum = sums + m * D;
+    const float *part = parts + m * stride;
+    for (int d = 0; d < D; d += 16) store(sum + d, fma(load(part + d), splat(add[m]), load(sum + d) * keep[m]));
+  }
 }
 static INLINE void divide(const Running &state, const float *sum, float *out, int D) {
   f32x16 inverse = splat(1.f / state.total);
@@ -273,19 +282,23 @@ static INLINE void divide(const Running &state, const float *sum, float *out, in
 
 // --- a decoding row: one task per (row, KV head, chunk) ---------------------------------------------------------------------
 
-// part: [group][D + 2], the last two being peak and total.
+// The keys of one task. `room`: 2 * CHUNK * D elements.
 template <class E>
-static void decode_chunk(const Geometry &g, const Cache &c, const int32_t *table, int head, int length, int chunk, const float *q,
-                         float *part, float *room) {
+static void decode_keys(Keys<E> &keys, const Geometry &g, const Cache &c, const int32_t *table, int head, int length, int chunk, float *room) {
+  const int from = chunk * CHUNK;
+  find(keys, room, g, c, table, head, from, std::min(CHUNK, length - from));
+}
+
+// part: [group][D + 2], the last two being peak and total. `room`: 2 * STRIP * D floats.
+template <class E>
+static void decode_chunk(const Geometry &g, const Keys<E> &keys, const float *q, float *part, float *room) {
   typedef typename Products<E>::Other Query;
-  const int D = g.head_dim, from = chunk * CHUNK, count = std::min(CHUNK, length - from);
+  const int D = g.head_dim;
   Query *mine = (Query *)(room + STRIP * D);
-  Keys<E> keys;
-  find(keys, room + 2 * STRIP * D, g, c, table, head, from, count);
   for (int r = 0; r < g.group(); r += STRIP) {
     int rows = std::min(STRIP, g.group() - r), visible[STRIP];
     float peak[STRIP], total[STRIP];
-    for (int &v : visible) v = count;
+    for (int &v : visible) v = keys.count;
     put_query<E>(mine, q + r * D, rows * D);
     attend_rows<E>(rows, mine, D, keys, visible, room, peak, total);
     for (int m = 0; m < rows; m++) {
@@ -303,7 +316,7 @@ static void decode_combine(const Geometry &g, const float *parts, int chunks, fl
     memset(sum, 0, sizeof(float) * D);
     for (int i = 0; i < chunks; i++) {
       const float *p = parts + (size_t)i * stride + r * (D + 2);
-      merge(state, sum, p, p[D], p[D + 1], D);
+      merge(1, &state, sum, p, D, p + D, p + D + 1, D);
     }
     divide(state, sum, out + r * D, D);
   }
@@ -346,7 +359,7 @@ static void prompt_tile(const Geometry &g, const Cache &c, const int32_t *table,
       if (!most) continue;
       keys.count = most;  // keys that no row of the strip can see need not be looked at
       attend_rows<E>(strip, mine + r * D, D, keys, visible, part, peak, total);
-      for (int m = 0; m < strip; m++) merge(state[r + m], sums + (r + m) * D, part + m * D, peak[m], total[m], D);
+      merge(strip, state + r, sums + r * D, part, D, peak, total, D);
     }
   }
   for (int r = 0; r < rows; r++) divide(state[r], sums + r * D, out + (first + r / G) * out_stride + (head * G + r % G) * D, D);

@@ -56,8 +56,8 @@ class Decoder {
     last_ = begin;
     pool.run(threads_, [&](int id) {
       embed(batch, id);
-      for (int i = 0; i < m_.num_layers; i++) layer(batch, layers_[i], &counters_[5 * i], id);
-      if (batch.sampled) head(batch, &counters_[5 * m_.num_layers], id);
+      for (int i = 0; i < m_.num_layers; i++) layer(batch, layers_[i], 5 * i, id);
+      if (batch.sampled) head(batch, 5 * m_.num_layers, id);
     });
     took(HEAD, Clock::now());
     adapt(last_ - begin);
@@ -104,9 +104,12 @@ class Decoder {
     }
     first_task_.push_back((int)tasks_.size());
     grow(parts_, tasks_.size() * geometry_.group() * (m_.head_dim + 2));
-    if (!counters_) counters_ = std::make_unique<std::atomic<int>[]>(5 * m_.num_layers + 1);
-    for (int i = 0; i < 5 * m_.num_layers + 1; i++) counters_[i].store(0, std::memory_order_relaxed);
+    const int counters = (5 * m_.num_layers + 1) * m_.threads;
+    if (!counters_) counters_ = std::make_unique<Counter[]>(counters);
+    for (int i = 0; i < counters; i++) counters_[i].next.store(0, std::memory_order_relaxed);
   }
+
+  Counter *counters_of(int stage) { return &counters_[stage * m_.threads]; }
 
   template <class T>
   static void grow(std::vector<T> &v, size_t size) {
@@ -176,11 +179,12 @@ class Decoder {
       rms_norm_row(x_.data() + (size_t)r * m_.hidden, weight, m_.hidden, m_.eps, room);
       put(into, r, room, m_.hidden);
     }
+    fetch_first(into, threads_, id);
     sync(id, NORMS);
   }
 
-  void linear(const Batch &b, const Matrix &w, float *y, size_t stride, Epilogue end, std::atomic<int> &next, Piece piece, int id) {
-    multiply(rows(), b.tokens, w, y, stride, end, threads_, next);
+  void linear(const Batch &b, const Matrix &w, float *y, size_t stride, Epilogue end, int stage, Piece piece, int id) {
+    multiply(rows(), b.tokens, w, y, stride, end, threads_, id, counters_of(stage));
     sync(id, piece);
   }
 
@@ -210,18 +214,29 @@ class Decoder {
   }
 
   template <class E>
-  void attend_all(const Batch &b, const Layer &l, std::atomic<int> &next, int id) {
+  void attend_all(const Batch &b, const Layer &l, int stage, int id) {
     const int D = m_.head_dim, G = geometry_.group(), width = l.qkv.channels;
     float *room = rooms_[id].data();
     Share mine((int)tasks_.size(), id, threads_);
-    for (int i = mine.begin; i < mine.end; i++) {
+    const bool in_place = sizeof(E) == 1 || geometry_.grouped();
+    Keys<E> keys[2];  // of this task and, where they lie in the cache, of the next one
+    auto find_keys = [&](int i) {
       const Task &t = tasks_[i];
       const int s = sequence_[t.row];
-      decode_chunk<E>(geometry_, l.cache, b.tables + (size_t)s * b.table_width, t.head, b.seq_lens[s], t.chunk,
-                      qkv_.data() + (size_t)t.row * width + t.head * G * D, parts_.data() + (size_t)i * G * (D + 2), room);
+      decode_keys(keys[i & 1], geometry_, l.cache, b.tables + (size_t)s * b.table_width, t.head, b.seq_lens[s], t.chunk, room + 2 * STRIP * D);
+    };
+    for (int i = mine.begin; i < mine.end; i++) {
+      if (i == mine.begin || !in_place) find_keys(i);
+      Keys<E> &now = keys[i & 1], &next = keys[~i & 1];
+      if (in_place && i + 1 < mine.end) {
+        find_keys(i + 1);
+        for (int k = 0; k * 16 < now.count; k++) now.ahead[k] = next.k[std::min(k, (next.count - 1) / 16)];
+      }
+      const Task &t = tasks_[i];
+      decode_chunk(geometry_, now, qkv_.data() + (size_t)t.row * width + t.head * G * D, parts_.data() + (size_t)i * G * (D + 2), room);
     }
     for (;;) {
-      const int i = next.fetch_add(1, std::memory_order_relaxed);
+      const int i = counters_of(stage)->next.fetch_add(1, std::memory_order_relaxed);
       if (i >= (int)tiles_.size()) break;
       const Tile &t = tiles_[i];
       const size_t row = start_[t.sequence];
@@ -243,33 +258,35 @@ class Decoder {
   void quantize(const Batch &b, const float *x, int size, const Matrix &into, int id) {
     Share mine(b.tokens, id, threads_);
     for (int r = mine.begin; r < mine.end; r++) put(into, r, x + (size_t)r * size, size);
+    fetch_first(into, threads_, id);
     sync(id, ROUNDING);
   }
 
-  void layer(const Batch &b, const Layer &l, std::atomic<int> *next, int id) {
+  void layer(const Batch &b, const Layer &l, int stage, int id) {
     normalize(b, l.input_norm, l.qkv, id);
-    linear(b, l.qkv, qkv_.data(), l.qkv.channels, STORE, next[0], QKV, id);
+    linear(b, l.qkv, qkv_.data(), l.qkv.channels, STORE, stage, QKV, id);
     rotate_and_store(b, l, id);
-    if (m_.cache_kind == INT8) attend_all<int8_t>(b, l, next[1], id);
-    else if (m_.cache_kind == BFLOAT16) attend_all<Paired>(b, l, next[1], id);
-    else attend_all<float>(b, l, next[1], id);
+    if (m_.cache_kind == INT8) attend_all<int8_t>(b, l, stage + 1, id);
+    else if (m_.cache_kind == BFLOAT16) attend_all<Paired>(b, l, stage + 1, id);
+    else attend_all<float>(b, l, stage + 1, id);
     quantize(b, attended_.data(), m_.heads * m_.head_dim, l.out, id);
-    linear(b, l.out, x_.data(), m_.hidden, ADD, next[2], OUT, id);
+    linear(b, l.out, x_.data(), m_.hidden, ADD, stage + 2, OUT, id);
     normalize(b, l.post_norm, l.gate_up, id);
-    linear(b, l.gate_up, activated_.data(), m_.intermediate, SILU_MUL, next[3], GATE_UP, id);
+    linear(b, l.gate_up, activated_.data(), m_.intermediate, SILU_MUL, stage + 3, GATE_UP, id);
     quantize(b, activated_.data(), m_.intermediate, l.down, id);
-    linear(b, l.down, x_.data(), m_.hidden, ADD, next[4], DOWN, id);
+    linear(b, l.down, x_.data(), m_.hidden, ADD, stage + 4, DOWN, id);
   }
 
-  void head(const Batch &b, std::atomic<int> *next, int id) {
+  void head(const Batch &b, int stage, int id) {
     float *room = rooms_[id].data();
     Share mine(b.sampled, id, threads_);
     for (int r = mine.begin; r < mine.end; r++) {
       rms_norm_row(x_.data() + (size_t)b.last_rows[r] * m_.hidden, m_.final_norm, m_.hidden, m_.eps, room);
       put(m_.head, r, room, m_.hidden);
     }
+    fetch_first(m_.head, threads_, id);
     sync(id, HEAD);
-    multiply(rows(), b.sampled, m_.head, b.logits, m_.head.channels, STORE, threads_, *next);
+    multiply(rows(), b.sampled, m_.head, b.logits, m_.head.channels, STORE, threads_, id, counters_of(stage));
   }
 
   Model m_;
@@ -284,7 +301,7 @@ class Decoder {
   std::vector<int> first_task_, single_;   // where the tasks of (single row, head) begin; rows of decoding sequences
   std::vector<Tile> tiles_;                // prompts
   std::vector<int> start_;                 // first row of each sequence
-  std::unique_ptr<std::atomic<int>[]> counters_;
+  std::unique_ptr<Counter[]> counters_;    // of each stage and thread
 
   static constexpr int PATIENCE = 3;
   int threads_ = m_.threads;  // at the moment, of those that were asked for
@@ -323,9 +340,9 @@ void minivllm_linear(const Matrix *w, const float *x, int rows, int size, float 
   std::vector<int32_t> fixes(groups);
   const Rows room{floats.data(), bytes.data(), scales.data(), fixes.data()};
   for (int r = 0; r < rows; r++) put_row((Kind)w->kind, room, r, x + (size_t)r * size, size, w->depth);
-  std::atomic<int> next{0};
+  const auto counters = std::make_unique<Counter[]>(threads);
   const size_t stride = end == SILU_MUL ? w->channels / 2 : w->channels;
-  pool.run(threads, [&](int) { multiply(room, rows, *w, y, stride, (Epilogue)end, threads, next); });
+  pool.run(threads, [&](int id) { multiply(room, rows, *w, y, stride, (Epilogue)end, threads, id, counters.get()); });
 }
 void minivllm_sample(const float *x, int rows, int size, size_t stride, const Draw *draws, int64_t *tokens, int threads) {
   threads = std::max(1, std::min(threads, rows));

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include "int4.h"
+#include "threads.h"
 
 #ifndef GROUP
 #define GROUP 64
@@ -95,11 +96,11 @@ static inline void put_row(Kind kind, const Rows &to, size_t row, const float *x
   if (kind == BFLOAT16_DOT) {
     Factor *p = (Factor *)to.x + row * depth;
     int i = 0;
-    for (; i + 16 <= size; i += 16) store_factors(p + i, round_bf16(load(x + i)));
+    for (; i + 16 <= size; i += 16) store_factors(p + i, load(x + i));
     for (; i < depth; i += 16) {
       float last[16] = {};
       if (i < size) memcpy(last, x + i, sizeof(float) * (size - i));
-      store_factors(p + i, round_bf16(load(last)));
+      store_factors(p + i, load(last));
     }
     return;
   }
@@ -114,11 +115,12 @@ static inline void put_row(Kind kind, const Rows &to, size_t row, const float *x
 
 // M rows x 32 channels over the whole depth. `ahead` is where the weights come from that are needed next: the same panel a
 // little later when there is one tile, this tile's share of the next panel otherwise. Without it memory and arithmetic do not
-// overlap.
+// overlap. The rows after these are asked for too: with many of them they come from the second-level cache.
 template <int M>
 static INLINE void tile_int8(const int8_t *q, const float *scale, const int32_t *fix, int depth, const uint8_t *w,
                              const char *ahead, int lines, f32x16 (&sum)[M][2]) {
   const int groups = depth / GROUP;
+  const char *next_rows = (const char *)(q + (size_t)M * depth);
   for (int m = 0; m < M; m++) sum[m][0] = sum[m][1] = f32x16{};
   for (int g = 0; g < groups; g++) {
     i32x16 part[M][2];
@@ -133,6 +135,7 @@ static INLINE void tile_int8(const int8_t *q, const float *scale, const int32_t 
       } else if (k < lines) {
         __builtin_prefetch(ahead + 64 * k, 0, 2);
       }
+      if (M > 1 && k < M) __builtin_prefetch(next_rows + 64 * k, 0, 3);
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) {
         int32_t four;
@@ -142,6 +145,7 @@ static INLINE void tile_int8(const int8_t *q, const float *scale, const int32_t 
       }
     }
     q += GROUP;
+    next_rows += M * GROUP;
     ahead += lines * 64;
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
@@ -157,6 +161,7 @@ static INLINE void tile_float(const typename Products<W>::Other *x, int depth, c
   typedef Products<W> P;
   for (int m = 0; m < M; m++) sum[m][0] = sum[m][1] = f32x16{};
   const int turns = depth / (16 * P::STEP);
+  const char *next_rows = (const char *)(x + (size_t)M * depth);
   constexpr int LINES = 16 * P::STEP * PANEL * sizeof(W) / 64;  // lines of weights in a turn of sixteen steps
   for (int turn = 0; turn < turns; turn++) {
 #pragma GCC unroll 16
@@ -168,6 +173,7 @@ static INLINE void tile_float(const typename Products<W>::Other *x, int depth, c
       } else if (k < lines) {
         __builtin_prefetch(ahead + 64 * k, 0, 2);
       }
+      if (M > 1 && k < M) __builtin_prefetch(next_rows + 64 * k, 0, 3);
 #pragma GCC unroll 12
       for (int m = 0; m < M; m++) {
         const typename P::Many b = P::spread(x + (size_t)m * depth + k * P::STEP);
@@ -176,6 +182,7 @@ static INLINE void tile_float(const typename Products<W>::Other *x, int depth, c
       }
     }
     x += 16 * P::STEP;
+    next_rows += M * 64;
     ahead += lines * 64;
   }
 }
@@ -245,6 +252,8 @@ static inline void tile_of_floats(const Place &p) {
 template <bool BYTES, int M>
 static void tile(int rows, const Place &p) {
   if (M == 1 || rows == M) {
+    if (p.end == ADD)
+      for (int m = 0; m < M; m++) __builtin_prefetch(p.y + m * p.stride, 1, 3), __builtin_prefetch(p.y + m * p.stride + 16, 1, 3);
     if constexpr (BYTES) tile_of_bytes<M>(p);
     else tile_of_floats<M>(p);
   } else if constexpr (M > 1) {
@@ -252,39 +261,50 @@ static void tile(int rows, const Place &p) {
   }
 }
 
-// Panels [first, last) for all rows. `stride` is between rows of y; with SILU_MUL a panel writes 16 values, else 32.
+// Panels [first, last) for all rows. `stride` is between rows of y; with SILU_MUL a panel writes 16 values, else 32. Rows are taken
+// in blocks that stay in the second-level cache while the panels pass by.
 static void multiply_panels(const Rows &x, int rows, const Matrix &w, float *y, size_t stride, Epilogue end, int first, int last) {
+  constexpr int BLOCK_BYTES = 320 * 1024;
   const int limit = w.kind == INT8 ? TILE_INT8 : w.kind == INT4 ? TILE_INT4 : TILE_FLOAT;
-  const int tiles = (rows + limit - 1) / limit;
   // k per turn of the inner loop, and the bytes of weights in it
   const int step = takes_bytes(w.kind) ? group_of(w.kind) : w.kind == BFLOAT16_DOT ? 32 : 16;
   const size_t step_bytes = w.kind == INT4 ? GROUP4_BYTES : (size_t)step * PANEL * (w.kind == INT8 ? 1 : w.kind == FLOAT32 ? 4 : 2);
   const size_t panel_bytes = w.depth / step * step_bytes;
   const int full = (int)(step_bytes / 64);  // lines of weights per turn
-  const int lines = tiles == 1 ? full : tiles > 64 ? 0 : (full + tiles - 1) / tiles;
-  for (int panel = first; panel < last; panel++) {
-    const char *ahead = (const char *)w.data + panel * panel_bytes + (tiles == 1 ? 2048 : panel_bytes);
-    float *to = y + (size_t)panel * (end == SILU_MUL ? 16 : 32);
-    size_t row = 0;
-    for (int t = 0; t < tiles; t++) {
-      const int m = (rows - (int)row + tiles - t - 1) / (tiles - t);  // even tiles: 8 rows are 4 + 4, not 6 + 2
-      const Place place{x, w, row, panel, ahead, lines, to + row * stride, stride, end};
-      if (takes_bytes(w.kind)) tile<true, std::max(TILE_INT8, TILE_INT4)>(m, place);
-      else tile<false, TILE_FLOAT>(m, place);
-      ahead += (size_t)lines * 64 * (w.depth / step);
-      row += m;
+  const int row_bytes = w.depth * (takes_bytes(w.kind) ? 1 : w.kind == BFLOAT16_DOT ? (int)sizeof(Factor) : 4);
+  const int blocks = std::max(1, (int)(((size_t)rows * row_bytes + BLOCK_BYTES / 2) / BLOCK_BYTES));
+  const int block = ((rows + blocks - 1) / blocks + limit - 1) / limit * limit;
+  for (int from = 0; from < rows; from += block) {
+    const int here = std::min(block, rows - from), tiles = (here + limit - 1) / limit;
+    for (int panel = first; panel < last; panel++) {
+      const char *data = (const char *)w.data + panel * panel_bytes, *ahead = data + (tiles == 1 ? 2048 : panel_bytes);
+      const char *enough = from ? data : data + 2 * panel_bytes;  // later blocks find the weights where the first one left them
+      size_t row = from;
+      for (int t = 0; t < tiles; t++) {
+        const int m = (from + here - (int)row + tiles - t - 1) / (tiles - t);  // even tiles: 8 rows are 4 + 4, not 6 + 2
+        const int lines = tiles == 1 ? full : ahead < enough ? (full + tiles - 1) / tiles : 0;
+        float *to = y + (size_t)panel * (end == SILU_MUL ? 16 : 32) + row * stride;
+        const Place place{x, w, row, panel, ahead, lines, to, stride, end};
+        if (takes_bytes(w.kind)) tile<true, std::max(TILE_INT8, TILE_INT4)>(m, place);
+        else tile<false, TILE_FLOAT>(m, place);
+        ahead += (size_t)lines * 64 * (w.depth / step);
+        row += m;
+      }
     }
   }
 }
 
-// All panels, shared out as the threads come: a core that a neighbour slows down takes fewer. `next` must be 0 for everybody.
-static void multiply(const Rows &x, int rows, const Matrix &w, float *y, size_t stride, Epilogue end, int threads,
-                     std::atomic<int> &next) {
-  const int panels = w.channels / PANEL;
-  const int chunk = std::max(1, panels / (threads * 6));
-  for (;;) {
-    int first = next.fetch_add(chunk, std::memory_order_relaxed);
-    if (first >= panels) return;
-    multiply_panels(x, rows, w, y, stride, end, first, std::min(panels, first + chunk));
-  }
+// All panels. `counters`: see share_out.
+static void multiply(const Rows &x, int rows, const Matrix &w, float *y, size_t stride, Epilogue end, int threads, int id, Counter *counters) {
+  const int panels = w.channels / PANEL, chunk = std::max(1, panels / (threads * 6));
+  share_out(counters, panels, chunk, id, threads, [&](int first, int last) { multiply_panels(x, rows, w, y, stride, end, first, last); });
+}
+
+// Asks memory for the weights that a thread will multiply first, while it would only wait for others.
+static INLINE void fetch_first(const Matrix &w, int threads, int id) {
+  constexpr int BYTES = 16384;
+  const int first = Share(w.channels / PANEL, id, threads).begin;
+  const char *p = (const char *)w.data + (w.kind == INT4 ? (size_t)first * (w.depth / GROUP4) * GROUP4_BYTES
+                                                        : (size_t)first * PANEL * w.depth * (w.kind == INT8 ? 1 : w.kind == FLOAT32 ? 4 : 2));
+  for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(p + i, 0, 2);
 }

@@ -123,3 +123,21 @@ struct Share {
   int begin, end;
   Share(int count, int id, int n) : begin((int)((int64_t)count * id / n)), end((int)((int64_t)count * (id + 1) / n)) {}
 };
+
+// `count` pieces of work, `chunk` at a time. Each thread has a range of its own, so that what it asks memory for in advance is what it
+// will need, and helps the others when it is through: a core that a neighbour slows down does less.
+struct alignas(64) Counter {
+  std::atomic<int> next;
+};
+template <class F>
+static inline void share_out(Counter *counters, int count, int chunk, int id, int n, F &&work) {  // a counter for each thread, all 0
+  for (int i = 0; i < n; i++) {
+    const int owner = (id + i) % n;
+    const Share part(count, owner, n);
+    for (;;) {
+      const int first = part.begin + counters[owner].next.fetch_add(chunk, std::memory_order_relaxed);
+      if (first >= part.end) break;
+      work(first, first + chunk < part.end ? first + chunk : part.end);
+    }
+  }
+}

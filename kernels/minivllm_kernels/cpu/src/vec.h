@@ -300,19 +300,28 @@ static INLINE int32_t max_lanes(const i32x16 &v) {
 
 // 2^y for y <= 0 or so: relative error about 2e-7, exactly 1 at 0, exactly 0 below -126. The constant term of the polynomial
 // is exactly 1: rescaling by 2^0 must change nothing, or a chunk of keys that a row cannot see would alter the row.
-static INLINE f32x16 exp2v(f32x16 y) {
-  const f32x16 low = splat(-126.f);
+// Exactly 0 at or below `least` already, if one is given.
+static INLINE f32x16 exp2v(f32x16 y, float least = -126.f) {
+  const f32x16 low = splat(least);
   i32x16 alive = y > low;
   y = vmax(y, low);
+#if VECTOR_BYTES == 64
+  f32x16 r = (f32x16)_mm512_reduce_ps((__m512)y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // y - floor(y)
+#else
   f32x16 whole = floor_of(y);
   f32x16 r = y - whole;
+#endif
   f32x16 p = splat(0.00186713074f);
   p = fma(p, r, splat(0.00901702846f));
   p = fma(p, r, splat(0.0557999149f));
   p = fma(p, r, splat(0.240164449f));
   p = fma(p, r, splat(0.693151312f));
   p = fma(p, r, splat(1.f));
+#if VECTOR_BYTES == 64
+  return (f32x16)_mm512_maskz_scalef_ps(_mm512_movepi32_mask((__m512i)alive), (__m512)p, (__m512)y);  // p * 2^floor(y)
+#else
   return as_floats((as_ints(p) + (round_to_int(whole) << 23)) & alive);
+#endif
 }
 constexpr float LOG2E = 1.44269504f;
 
@@ -322,5 +331,5 @@ static INLINE f32x16 silu(const f32x16 &x) {  // x / (1 + e^-x); beyond +-87 it 
   // exp2v wants a negative argument: e^-x = 1 / e^x where x is negative.
   i32x16 negative = x < splat(0.f);
   f32x16 e = exp2v(select(negative, -y, y));
-  return select(negative, x * e / (e + 1.f), x / (e + 1.f));
+  return select(negative, x * e, x) / (e + 1.f);
 }
