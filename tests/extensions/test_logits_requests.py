@@ -107,7 +107,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(REQUESTS, st.integers(6, 14), st.integers(1, 12), st.integers(1, 4), st.booleans())
 def test_a_stateful_processor_sees_every_token_once_in_order_whatever_the_schedule(
     requests: list[tuple[list[int], str | None, int]], num_blocks: int, budget: int, most: int, chunked: bool

@@ -1,0 +1,103 @@
+"""Parsers by name, and chat templates by name in an engine."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minivllm_plugin import LLM, SamplingParams
+from minivllm_plugin.errors import ConfigError
+from minivllm_plugin.extensions.parsers import ParsedReasoning, ParsedTools, ParserRegistry, ToolCall
+from minivllm_plugin.hookspecs import hookimpl
+from minivllm_plugin.testing import scripted_llm
+
+
+class LineTools:
+    """A tool call is a line ``!name arguments``."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.held = ""
+
+    def parse(self, text: str) -> ParsedTools:
+        calls = [line[1:].split(" ", 1) for line in text.splitlines() if line.startswith("!")]
+        rest = "\n".join(line for line in text.splitlines() if not line.startswith("!"))
+        return ParsedTools(rest, [ToolCall(name, arguments) for name, arguments in calls])
+
+    def feed(self, delta: str) -> ParsedTools:
+        self.held += delta
+        whole, _, self.held = self.held.rpartition("\n")
+        return self.parse(whole)
+
+    def finish(self) -> ParsedTools:
+        return self.parse(self.held)
+
+
+def test_parsers_are_found_by_name_and_made_per_request() -> None:
+    registry = ParserRegistry()
+    with registry.owned_by("acme"):
+        registry.tool_parsers.add("lines", LineTools)
+        registry.reasoning_parsers.add("lines", lambda tokenizer: None)  # type: ignore[arg-type,return-value]  # names are per table
+    make = registry.tool_parsers.get("lines")
+    assert make is not None
+    parser = make(None)  # type: ignore[arg-type]
+    assert make(None) is not parser  # type: ignore[arg-type]
+    assert parser.parse("hi\n!get_weather {}") == ParsedTools("hi", [ToolCall("get_weather", "{}")])
+    streamed = [*map(parser.feed, ["h", "i\n!get", "_weather {}\n"]), parser.finish()]
+    assert "".join(part.text for part in streamed) == "hi"
+    assert [call.name for part in streamed for call in part.calls] == ["get_weather"]
+    assert registry.tool_parsers.owner("lines") == "acme"
+    assert ParsedReasoning("why", "so").text == "so"
+
+
+def test_what_is_no_parser_is_refused() -> None:
+    registry = ParserRegistry()
+    with pytest.raises(ConfigError, match="tool parser 'x' must be a function of the tokenizer"):
+        registry.tool_parsers.add("x", "module:name")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="reasoning parser 'x' must be a function"):
+        registry.reasoning_parsers.add("x", None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="chat template 'x' must be Jinja text"):
+        registry.chat_templates.add("x", "  ")
+
+
+def test_which_text_a_template_setting_means() -> None:
+    registry = ParserRegistry()
+    registry.chat_templates.add("shout", "{{ messages[0].content | upper }}")
+    assert registry.chat_template(None) is None
+    assert registry.chat_template("shout") == "{{ messages[0].content | upper }}"
+    assert registry.chat_template("shout", ("default", "shout")) == "shout"  # the model's own of that name comes first
+    assert registry.chat_template("{{ messages }}") == "{{ messages }}"
+    with pytest.raises(ConfigError, match=r"chat_template='shuot' is neither.*known names are tool_use, shout"):
+        registry.chat_template("shuot", ("tool_use",))
+
+
+class Templates:
+    @hookimpl
+    def minivllm_register_parsers(self, registry: ParserRegistry) -> None:
+        registry.chat_templates.add("just-the-text", "{% for message in messages %}{{ message.content }}{% endfor %}")
+
+
+@pytest.mark.model
+def test_a_plugins_template_is_used_by_its_name(smollm2_gguf: Path, tmp_path: Path) -> None:
+    from minivllm_plugin.models.catalog import resolve
+    from minivllm_plugin.models.loader import describe_model
+
+    directory = describe_model(resolve(str(smollm2_gguf))).directory
+    assert directory is not None
+    for file in directory.glob("*.json"):
+        shutil.copy(file, tmp_path)
+    options: dict[str, Any] = {"load_format": "dummy", "num_blocks": 4}
+    with LLM(str(tmp_path), chat_template="just-the-text", plugins=[Templates()], **options) as llm:
+        assert llm.tokenizer is not None
+        prompt = llm.chat([{"role": "user", "content": "hello"}], SamplingParams(max_tokens=1), use_tqdm=False)[
+            0
+        ].prompt_token_ids
+        assert prompt == llm.tokenizer.encode("hello")
+    with pytest.raises(ConfigError, match="chat_template='just-the-txt' is neither Jinja text nor"):
+        LLM(str(tmp_path), chat_template="just-the-txt", plugins=[Templates()], **options)
+
+
+def test_an_engine_without_a_tokenizer_starts_with_a_named_template() -> None:
+    llm, _ = scripted_llm(options={"plugins": [Templates()], "chat_template": "just-the-text"})
+    with llm:
+        assert llm.is_healthy
