@@ -37,7 +37,7 @@ def run_all(jobs: Sequence[Callable[[], RequestStream]], *, progress: bool) -> l
                     continue
                 output = running.popleft().result()
                 outputs.append(output)
-                tokens += len(output.outputs[0].token_ids)
+                tokens += sum(len(completion.token_ids) for completion in output.outputs)
                 bar.update(task, advance=1, speed=f"{tokens / max(time.monotonic() - started, 1e-9):.0f} tok/s")
         finally:
             for stream in running:

@@ -19,6 +19,7 @@ from minivllm_plugin.plugins.manager import EnginePlugins, PluginReport
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.serving import batch
 from minivllm_plugin.serving.chat import render_chat
+from minivllm_plugin.serving.choices import Choice
 from minivllm_plugin.serving.detokenizer import Detokenizer
 from minivllm_plugin.serving.live_requests import Request
 from minivllm_plugin.serving.loading import Loaded, load
@@ -302,13 +303,24 @@ class LLM:
             request_id=identity,
             prompt=prompt.text,
             prompt_token_ids=prompt.token_ids,
-            detokenizer=Detokenizer(self.tokenizer, params, prompt.token_ids),
+            choices=[
+                Choice(
+                    index,
+                    Detokenizer(self.tokenizer, params, prompt.token_ids),
+                    self.tokenizer,
+                    wants_logprobs=params.logprobs is not None,
+                )
+                for index in range(params.n)
+            ],
             outbox=outbox,
             deadline=deadline,
             has_stop_strings=bool(params.stop),
+            tokenizer=self.tokenizer,
         )
         service.submit(request)
-        stream.arm(lambda: self._service.abort_request(request))  # holds the LLM, which else might be collected, and close
+        stream.arm(
+            lambda choice: self._service.abort_request(request, choice)
+        )  # holds the LLM, which else might be collected, and close
         return stream
 
     def _run_all(self, prompts: list[TokenizedPrompt], params: list[SamplingParams], progress: bool) -> list[RequestOutput]:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 
 from minivllm_plugin.engine.sequence import FinishReason
+from minivllm_plugin.serving.logprobs import Logprob
 
-__all__ = ["CompletionOutput", "RequestMetrics", "RequestOutput", "StreamDelta"]
+__all__ = ["CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput", "StreamDelta"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +13,9 @@ class StreamDelta:
     """What is new since the last look at a stream: one token or, for a reader who lags, several.
 
     Attributes:
-        finish_reason: set on the last delta only.
+        finish_reason: set on the last delta of a completion only.
+        index: of the completion that it belongs to, for a request with ``n`` > 1.
+        logprobs: one dictionary a token of ``token_ids``, if asked for.
         stop_reason: the stop string or stop token id that ended the request; None for the model's own end token.
     """
 
@@ -20,6 +23,8 @@ class StreamDelta:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    index: int = 0
+    logprobs: list[dict[int, Logprob]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,12 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One completion. ``token_ids`` include the token that ended it; ``text`` does not, unless asked for."""
+    """One completion. ``token_ids`` include the token that ended it; ``text`` does not, unless asked for.
+
+    Attributes:
+        cumulative_logprob: sum over its tokens; None unless ``logprobs`` were asked for.
+        logprobs: one dictionary a token: token id -> Logprob, the chosen token first.
+    """
 
     index: int
     text: str
@@ -53,7 +63,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     cumulative_logprob: float | None = None
-    logprobs: None = None
+    logprobs: list[dict[int, Logprob]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,7 @@ class RequestOutput:
 
     Attributes:
         prompt: the text that was given; None when token ids were.
+        prompt_logprobs: one entry a prompt token, None for the first; None if they were not asked for.
         num_cached_tokens: prompt tokens whose K/V were found in the prefix cache at first admission.
     """
 
@@ -72,3 +83,4 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

@@ -11,11 +11,13 @@ import asyncio
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any, Self
 
-from minivllm_plugin.engine.sequence import FinishReason
+from minivllm_plugin.engine.llm_engine import RequestProgress
+from minivllm_plugin.engine.logprobs import TokenLogprobs
 from minivllm_plugin.errors import (
     InvalidRequestError,
     MinivllmError,
@@ -23,9 +25,12 @@ from minivllm_plugin.errors import (
     RequestFailedError,
     RequestTimeoutError,
 )
-from minivllm_plugin.serving.detokenizer import Detokenizer
+from minivllm_plugin.serving.choices import Choice
+from minivllm_plugin.serving.live_requests import choice_id
+from minivllm_plugin.serving.logprobs import prompt_mappings
 from minivllm_plugin.serving.outbox import Ended, Failed, Item, Outbox
-from minivllm_plugin.serving.outputs import CompletionOutput, RequestOutput, StreamDelta
+from minivllm_plugin.serving.outputs import RequestOutput, StreamDelta
+from minivllm_plugin.serving.tokenizer import Tokenizer
 
 __all__ = ["RequestStream", "deadline_after"]
 
@@ -33,8 +38,8 @@ __all__ = ["RequestStream", "deadline_after"]
 class RequestStream:
     """The handle of one submitted request. One consumer at a time, a thread or a coroutine; it keeps its LLM open.
 
-    Iterating yields :class:`StreamDelta`; the last one carries ``finish_reason``. An aborted request ends with reason
-    ``abort``; a failed one raises.
+    Iterating yields :class:`StreamDelta`; the last one of each completion carries ``finish_reason``. An aborted request ends
+    with reason ``abort``; a failed one raises.
 
     Raises (from iteration, :meth:`result` and :meth:`aresult`):
         RequestTimeoutError: the deadline passed.
@@ -49,26 +54,28 @@ class RequestStream:
         request_id: str,
         prompt: str | None,
         prompt_token_ids: list[int],
-        detokenizer: Detokenizer,
+        choices: list[Choice],
         outbox: Outbox,
         deadline: float | None,
         has_stop_strings: bool,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
-        self._detokenizer = detokenizer
+        self._choices = {choice_id(request_id, choice.index): choice for choice in choices}
+        self._tokenizer = tokenizer
         self._outbox = outbox
-        self._abort: Callable[[], None] = _not_queued
+        self._abort: Callable[[int | None], None] = _not_queued
         self._deadline = deadline
         self._has_stop_strings = has_stop_strings
-        self._token_ids: list[int] = []
-        self._finish_reason: FinishReason | None = None
-        self._stop_reason: str | int | None = None
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+        self._unread: deque[StreamDelta] = deque()
+        self._is_closed = False
         self._error: Exception | None = None
 
-    def arm(self, abort: Callable[[], None]) -> None:
-        """From now on leaving aborts: the request is queued."""
+    def arm(self, abort: Callable[[int | None], None]) -> None:
+        """From now on leaving aborts: the request is queued. ``abort(i)`` ends completion i, ``abort(None)`` all."""
         self._abort = abort
 
     # --- state ---------------------------------------------------------------------------------------------------
@@ -76,26 +83,24 @@ class RequestStream:
     @property
     def finished(self) -> bool:
         """True once the end has been read, whatever it was."""
-        return self._finish_reason is not None or self._error is not None
+        return self._is_closed or self._error is not None or self._all_ended
+
+    @property
+    def _all_ended(self) -> bool:
+        return all(choice.is_finished for choice in self._choices.values())
 
     @property
     def output(self) -> RequestOutput:
         """What has been read so far."""
-        completion = CompletionOutput(
-            index=0,
-            text=self._detokenizer.text,
-            token_ids=list(self._token_ids),
-            finish_reason=self._finish_reason,
-            stop_reason=self._stop_reason,
-        )
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            outputs=[completion],
-            finished=self._finish_reason is not None,
+            outputs=[choice.output for choice in self._choices.values()],
+            finished=self._all_ended,
             num_cached_tokens=self._outbox.num_cached_tokens,
             metrics=self._outbox.metrics,
+            prompt_logprobs=prompt_mappings(self._prompt_logprobs, self._tokenizer),
         )
 
     # --- a thread reads --------------------------------------------------------------------------------------------
@@ -104,6 +109,8 @@ class RequestStream:
         return self
 
     def __next__(self) -> StreamDelta:
+        if self._unread:
+            return self._unread.popleft()
         while not self.finished:
             try:
                 delta = self._digest(self._outbox.take() or self._outbox.wait(self._remaining()))
@@ -140,8 +147,12 @@ class RequestStream:
     def close(self) -> None:
         """Abort if it has not ended. Never blocks; harmless when repeated, from any thread."""
         if not self.finished:
-            self._finish_reason = "abort"
-            self._abort()
+            self._is_closed = True
+            self._unread.clear()
+            for choice in self._choices.values():
+                if not choice.is_finished:
+                    choice.finish_reason = "abort"
+            self._abort(None)
 
     def __enter__(self) -> Self:
         return self
@@ -159,6 +170,8 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> StreamDelta:
+        if self._unread:
+            return self._unread.popleft()
         while not self.finished:
             delta = self._digest(self._outbox.take() or await self._wait_async(for_end=False))
             if delta is not None:
@@ -206,23 +219,22 @@ class RequestStream:
         if not items and self._deadline is not None and time.monotonic() >= self._deadline:
             self.close()
             raise self._fail(RequestTimeoutError(f"request {self.request_id!r} did not end before its deadline and was aborted"))
-        tokens: list[int] = []
-        ended: Ended | None = None
+        arrived: dict[str, list[RequestProgress]] = {}
         for item in items:
             if isinstance(item, Failed):
-                if not tokens:
+                if not arrived:
                     raise self._fail(item.error)
                 self._outbox.put_back(item)  # what came before it is delivered first
                 break
             progress = item.progress if isinstance(item, Ended) else item
-            if progress.token_id is not None:
-                tokens.append(progress.token_id)
-            if isinstance(item, Ended):
-                ended = item
-        if not tokens and ended is None:
+            if progress.prompt_logprobs is not None:
+                self._prompt_logprobs = progress.prompt_logprobs
+            if not self._choices[progress.request_id].is_finished:  # else the engine had run ahead of a stop string
+                arrived.setdefault(progress.request_id, []).append(progress)
+        if not arrived:
             return None
         try:
-            return self._advance(tokens, ended)
+            deltas = [self._advance(self._choices[identity], news) for identity, news in arrived.items()]
         except MinivllmError:
             raise
         except Exception as error:  # a broken tokenizer must not leave the request running
@@ -230,32 +242,21 @@ class RequestStream:
             raise self._fail(
                 RequestFailedError(f"request {self.request_id!r} failed while its text was made: {error!r}")
             ) from error
+        self._unread.extend(deltas[1:])
+        return deltas[0]
 
-    def _advance(self, tokens: list[int], ended: Ended | None) -> StreamDelta:
-        before = len(self._token_ids)
-        closing = _closing_token(tokens, ended)
-        fed = self._detokenizer.feed(tokens[:-1] if closing is not None else tokens)
-        text = fed.text
-        if fed.stop_reason is not None:
-            self._token_ids += tokens[: fed.num_tokens]
-            self._stop_reason = fed.stop_reason
-            self._finish_reason = "stop"
-            if ended is None:
-                self._abort()
-        else:
-            self._token_ids += tokens
-            if ended is not None:
-                self._finish_reason, self._stop_reason = ended.progress.finish_reason, ended.progress.stop_reason
-                text += self._detokenizer.finish(ended.progress.finish_reason or "stop", closing).text
-        return StreamDelta(text, tuple(self._token_ids[before:]), self._finish_reason, self._stop_reason)
+    def _advance(self, choice: Choice, news: list[RequestProgress]) -> StreamDelta:
+        delta, stopped_here = choice.advance(news)
+        if stopped_here:
+            self._abort(choice.index)
+        return delta
 
     def _result(self) -> RequestOutput:
         if self._error is not None:
             raise self._error
-        if self._finish_reason == "abort":
-            raise RequestAbortedError(
-                f"request {self.request_id!r} was aborted after {len(self._token_ids)} tokens; stream.output holds them"
-            )
+        if any(choice.finish_reason == "abort" for choice in self._choices.values()):
+            tokens = sum(choice.num_tokens for choice in self._choices.values())
+            raise RequestAbortedError(f"request {self.request_id!r} was aborted after {tokens} tokens; stream.output holds them")
         return self.output
 
     def _fail(self, error: Exception) -> Exception:
@@ -283,14 +284,5 @@ def deadline_after(timeout: float) -> float | None:
     return None if timeout > threading.TIMEOUT_MAX else time.monotonic() + timeout
 
 
-def _not_queued() -> None:
+def _not_queued(choice: int | None) -> None:
     """There is nothing to abort yet."""
-
-
-def _closing_token(tokens: list[int], ended: Ended | None) -> int | None:
-    """The token that ended the request (end or stop token): it is in ``token_ids``, but not in the text."""
-    if ended is None or ended.progress.finish_reason != "stop" or ended.progress.token_id is None:
-        return None
-    if isinstance(ended.progress.stop_reason, str):  # a stop criterion's word: its token is part of the answer
-        return None
-    return tokens[-1]

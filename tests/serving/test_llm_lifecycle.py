@@ -318,7 +318,7 @@ def test_a_consumer_that_fails_does_not_disturb_its_neighbour() -> None:
         def broken(*_: object) -> object:
             raise OSError("a broken tokenizer")
 
-        bad._detokenizer.feed = broken  # type: ignore[method-assign,assignment]
+        next(iter(bad._choices.values()))._detokenizer.feed = broken  # type: ignore[method-assign,assignment]
         with pytest.raises(Exception, match="a broken tokenizer"):
             bad.result()
         assert len(good.result().outputs[0].token_ids) == 5
