@@ -31,7 +31,7 @@ class Extensions:
     models: ModelRegistry = field(default_factory=ModelRegistry.builtin)
     attention: AttentionBackendRegistry = field(default_factory=AttentionBackendRegistry)
     weights: WeightLoaderRegistry = field(default_factory=WeightLoaderRegistry)
-    logits: LogitsProcessorRegistry = field(default_factory=LogitsProcessorRegistry)
+    logits: LogitsProcessorRegistry = field(default_factory=LogitsProcessorRegistry.builtin)
     stopping: StopCriterionRegistry = field(default_factory=StopCriterionRegistry)
     parsers: ParserRegistry = field(default_factory=ParserRegistry)
     metrics: MetricRegistry = field(default_factory=MetricRegistry)

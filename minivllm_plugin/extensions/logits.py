@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minivllm_plugin.extensions.extra_args import RequestedRegistry
+from minivllm_plugin.extensions.registry import BUILTIN
 from minivllm_plugin.extensions.requests import RequestStart, TokenView
 from minivllm_plugin.sampling_parameters import SamplingParams
 
@@ -78,6 +79,16 @@ class LogitsProcessorRegistry(RequestedRegistry[LogitsProcessor]):
 
     kind = "logits processor"
     methods = ("validate", "new_state", "apply")
+
+    @classmethod
+    def builtin(cls) -> "LogitsProcessorRegistry":
+        """With what structured outputs need."""
+        from minivllm_plugin.structured.processor import NAME, StructuredOutputProcessor
+
+        registry = cls()
+        with registry.owned_by(BUILTIN):
+            registry.add(NAME, StructuredOutputProcessor())
+        return registry
 
     def add(self, name: str, extension: LogitsProcessor) -> None:
         """Offer ``extension`` under ``name``. Raises ConfigError: the name is taken, or it is no :class:`LogitsProcessor`."""

@@ -26,6 +26,7 @@ from minivllm_plugin.serving.loading import Loaded, load
 from minivllm_plugin.serving.outbox import Outbox
 from minivllm_plugin.serving.outputs import RequestOutput
 from minivllm_plugin.serving.plugging import PluginLifecycle
+from minivllm_plugin.serving.preparation import RequestPreparation
 from minivllm_plugin.serving.prompts import (
     Prompt,
     TokenizedPrompt,
@@ -92,6 +93,7 @@ class LLM:
             self._service.close_soon()
             raise
         self._loaded = loaded[0]
+        self._preparation = RequestPreparation(self._loaded.tokenizer, self._loaded.limits, plugins.extensions)
         weakref.finalize(self, self._service.close_soon)
 
     # --- about ---------------------------------------------------------------------------------------------------
@@ -293,7 +295,7 @@ class LLM:
         salt = cache_salt if cache_salt is not None else prompt.cache_salt
         check_queueing(request_id, priority, salt, metadata)
         check_request(prompt.token_ids, params, self._loaded.limits)
-        self._plugins.extensions.check_extra_args(params)
+        params = self._preparation.prepare(params)
         identity = request_id if request_id is not None else self._service.next_request_id()
         service = self._service
         outbox = Outbox(on_lost_reader=lambda: service.abort_request(request))
@@ -326,7 +328,7 @@ class LLM:
     def _run_all(self, prompts: list[TokenizedPrompt], params: list[SamplingParams], progress: bool) -> list[RequestOutput]:
         for prompt, one in zip(prompts, params, strict=True):
             check_request(prompt.token_ids, one, self._loaded.limits)
-            self._plugins.extensions.check_extra_args(one)
+            self._preparation.prepare(one)  # again when it is submitted: grammars are kept
         jobs = [lambda prompt=prompt, one=one: self._submit(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
         return batch.run_all(jobs, progress=progress)
 
