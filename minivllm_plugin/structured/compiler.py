@@ -116,7 +116,7 @@ def _library() -> Any:
     try:
         import llguidance
     except ImportError as error:
-        raise ConfigError('structured outputs need llguidance: pip install "minivllm-plugin[structured]"') from error
+        raise ConfigError("structured outputs need llguidance, which is not installed here: pip install llguidance") from error
     return llguidance
 
 
