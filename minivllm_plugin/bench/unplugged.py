@@ -7,6 +7,7 @@ are, so it cannot go stale; nothing but the benchmark uses it.
 import ast
 import importlib
 import inspect
+from functools import cache
 from types import ModuleType
 
 __all__ = ["SEAM", "num_questions", "unplugged_engine"]
@@ -16,6 +17,7 @@ SEAM = frozenset({"_hooks", "_observer", "observer", "_steering", "log", "prepar
 MODULES = ("block_manager", "scheduler", "llm_engine")
 
 
+@cache
 def unplugged_engine() -> tuple[type, type]:
     """``(Scheduler, LLMEngine)`` without the seam; otherwise as :mod:`minivllm_plugin.engine` has them."""
     pool, scheduler, engine = (_stripped(name)[0] for name in MODULES)

@@ -9,11 +9,13 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minivllm_plugin.errors import ConfigError, InvalidRequestError, UnsupportedFeatureError
-from minivllm_plugin.serving.tokenizer import Tokenizer
 from minivllm_plugin.structured.params import StructuredOutputsParams
+
+if TYPE_CHECKING:  # importing the hooks' registries must not load tokenizers
+    from minivllm_plugin.serving.tokenizer import Tokenizer
 
 __all__ = ["CompiledGrammar", "GrammarCompiler"]
 
@@ -47,7 +49,7 @@ class GrammarCompiler:
         vocab_size: columns of the logits; ids beyond the tokenizer's are never allowed.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    def __init__(self, tokenizer: "Tokenizer | None", vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._lock = threading.Lock()

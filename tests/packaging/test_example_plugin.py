@@ -38,6 +38,7 @@ gate.set()
 for stream in streams:
     stream.result()
 plugins = [(report.name, report.distribution, report.version, report.is_policy, report.errors) for report in llm.plugins()]
+plugins = [plugin for plugin in plugins if plugin[0] == "fair-share"]
 llm.close()
 order = list(dict.fromkeys(name for batch in runner.batches for name in batch.request_ids))
 print(json.dumps({"plugins": plugins, "order": order, "torch": "torch" in sys.modules}))
