@@ -18,6 +18,7 @@ from minivllm_plugin import LLM, SamplingParams
 from minivllm_plugin.engine.sequence import FAILED_TOKEN
 from minivllm_plugin.errors import (
     ConfigError,
+    EngineClosedError,
     EngineDeadError,
     PluginError,
     RequestAbortedError,
@@ -187,10 +188,12 @@ def test_an_engine_that_dies_ends_its_spans(recording: Recording) -> None:
 def test_a_closed_engine_ends_its_spans(recording: Recording) -> None:
     gate = threading.Event()
     llm, runner = live(recording, gate=gate)
-    llm.submit([5, 6, 7], greedy(200), request_id="open")
+    stream = llm.submit([5, 6, 7], greedy(200), request_id="open")
     assert runner.entered.wait(20)
     llm._service.close_soon()  # is read when the step, which the gate holds up, is over
     gate.set()
+    with pytest.raises(EngineClosedError):
+        stream.result()
     llm.close()
     assert recording.spans["open"].status.description == "the engine was closed"
 
