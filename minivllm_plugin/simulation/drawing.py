@@ -86,9 +86,10 @@ def _grid(x_ticks: Sequence[tuple[float, str]], top: float, y_format: Format, x_
             f'<text class="axis" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(y_format(value))}</text>'
         )
     for x, label in x_ticks:
+        anchor = "end" if x > right - 24 else "middle"  # or the last label would be cut off
         parts.append(
             f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>'
-            f'<text class="axis" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{escape(label)}</text>'
+            f'<text class="axis" x="{x:.1f}" y="{bottom + 16}" text-anchor="{anchor}">{escape(label)}</text>'
         )
     parts.append(f'<text class="axis" x="{right}" y="{HEIGHT - 6}" text-anchor="end">{escape(x_label)}</text>')
     return parts

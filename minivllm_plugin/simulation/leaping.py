@@ -97,12 +97,14 @@ class Leaper:
                     if self._is_waiting_for_room():
                         break
                     changes = _Changes(self._order.turns(running), size, pool.enable_prefix_caching, done)
-                if not changes.fit(done + 1, pool.num_free_blocks):
+                takes = changes.takes.get(done + 1)
+                if takes is not None and len(takes) > pool.num_free_blocks:
                     break
                 scheduler.num_steps += 1
-                for seq in changes.take(done + 1):
-                    pool.append(seq)
-                used = pool.num_blocks - pool.num_free_blocks
+                if takes is not None:
+                    for seq in changes.take(done + 1):
+                        pool.append(seq)
+                    used = pool.num_blocks - pool.num_free_blocks
             else:
                 scheduler.num_steps += 1
             seconds = checked_seconds(self._cost, StepWork(0, num, context, 0))
@@ -112,7 +114,7 @@ class Leaper:
             context += num
             if stops is not None:
                 stops.append(clock.now)
-            if changes is not None:
+            if changes is not None and done in changes.fills:
                 for seq in changes.fill(done):
                     pool.commit(seq)
         if done:
@@ -147,43 +149,42 @@ class _Changes:
     Args:
         turns: all that run, in the order of their turns.
         done: steps since the lengths of ``turns`` were set.
+
+    Attributes:
+        takes, fills: step -> places in ``turns`` of those who need a block at its start, or have filled one at its end.
     """
 
     def __init__(self, turns: list[Sequence], size: int, commits: bool, done: int) -> None:
         self._turns = turns
         self._lengths = [len(seq.token_ids) for seq in turns]
         self._size = size
-        self._takes: defaultdict[int, list[int]] = defaultdict(list)
-        self._fills: defaultdict[int, list[int]] = defaultdict(list)
+        self.takes: defaultdict[int, list[int]] = defaultdict(list)
+        self.fills: defaultdict[int, list[int]] = defaultdict(list)
         for place, (seq, length) in enumerate(zip(turns, self._lengths, strict=True)):
-            self._takes[len(seq.block_table) * size - length + 2].append(place)
+            self.takes[len(seq.block_table) * size - length + 2].append(place)
             if commits:
                 first = size - (length - 1) % size
-                self._fills[first + max(0, -(-(done + 1 - first) // size)) * size].append(place)
-
-    def fit(self, step: int, num_free: int) -> bool:
-        """Whether all that need a block at the start of ``step`` can have one."""
-        return step not in self._takes or len(self._takes[step]) <= num_free
+                self.fills[first + max(0, -(-(done + 1 - first) // size)) * size].append(place)
 
     def take(self, step: int) -> list[Sequence]:
         """Who needs a block at the start of ``step``, with its length set."""
         found = []
-        for place in sorted(self._takes.pop(step, ())):
+        for place in sorted(self.takes.pop(step)):
             seq = self._turns[place]
             synthetic(seq.token_ids).grow_to(self._lengths[place] + step - 1)
-            self._takes[step + self._size].append(place)
+            self.takes[step + self._size].append(place)
             found.append(seq)
         return found
 
     def fill(self, step: int) -> list[Sequence]:
         """Who has filled a block at the end of ``step``, with what is computed set."""
         found = []
-        for place in sorted(self._fills.pop(step, ())):
+        for place in sorted(self.fills.pop(step)):
             seq = self._turns[place]
             length = self._lengths[place]
             synthetic(seq.token_ids).grow_to(length + step - 1)
             seq.num_computed_tokens = length - 1 + step
-            self._fills[step + self._size].append(place)
+            self.fills[step + self._size].append(place)
             found.append(seq)
         return found
 
