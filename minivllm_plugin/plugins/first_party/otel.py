@@ -95,7 +95,8 @@ class RequestSpans(SingleEngine):
     def minivllm_engine_stopped(self, engine: EngineHandle, error: BaseException | None) -> None:
         if engine is not self._handle or self._writer is None:
             return
-        because = "the engine was closed" if error is None else f"the engine died of {type(error).__name__}"
+        # A closed engine has aborted its requests; one that died could not.
+        because = f"the engine died of {type(error).__name__}"
         for live in self._live.values():
             start = live.wall_time(live.request.arrival_time)
             self._writer.write(live.request, None, start, time.time_ns(), live.moments, because)
