@@ -69,7 +69,7 @@ class HookCall:
 
     Attributes:
         argument_names: passed by position. ``optional_names``: those that it gives a default, passed by name.
-        title: the plugin's name and distribution, for messages.
+        title: the plugin's name and distribution, for messages. ``owner``: the plugin itself.
         most_in_a_row, most_in_all: errors after which it is taken out.
         is_enabled: False once it was taken out.
         disabled_because: why, in words.
@@ -84,6 +84,7 @@ class HookCall:
     most_in_all: int | None = None
     optional_names: tuple[str, ...] = ()
     title: str = ""
+    owner: object = None
     statistics: HookStatistics = field(default_factory=HookStatistics)
     is_enabled: bool = True
     disabled_because: str | None = None

@@ -279,6 +279,7 @@ class EnginePlugins:
                             most_in_all=MAX_POLICY_ERRORS if hook in POLICY_HOOKS and hook != "minivllm_cache_salt" else None,
                             optional_names=tuple(name for name in implementation.kwargnames if name in known),
                             title=loaded.title,
+                            owner=loaded.plugin,
                         )
                     )
         return entries

@@ -39,8 +39,7 @@ class PolicyChain:
 
     def waiting_window(self) -> int:
         """The most that a plugin object which orders the queue asks for with ``minivllm_waiting_window``; 0 if none does."""
-        owners = [getattr(entry.function, "__self__", None) for entry in self._calls.get("order_waiting", ())]
-        wishes = [getattr(owner, "minivllm_waiting_window", 0) for owner in owners]
+        wishes = [getattr(entry.owner, "minivllm_waiting_window", 0) for entry in self._calls.get("order_waiting", ())]
         return max((wish for wish in wishes if isinstance(wish, int)), default=0)
 
     def ask(self, decision: str, check: Callable[[Any], T], **arguments: Any) -> T | None:

@@ -376,3 +376,14 @@ def test_minivllm_cache_salt() -> None:
 
 def test_the_api_is_versioned() -> None:
     assert hookspecs.version_text() == ".".join(map(str, hookspecs.API))
+
+
+def test_a_module_may_ask_for_a_longer_window() -> None:
+    shown: Seen = []
+    plugin = make_plugin(order_waiting=lambda waiting: shown.append(len(waiting)))
+    plugin.minivllm_waiting_window = 90  # type: ignore[attr-defined]
+    bench = Bench(policies=[plugin], max_num_sequences=1)
+    for _ in range(100):
+        bench.add([1, 2], 1)
+    bench.step()
+    assert shown == [90]
