@@ -14,7 +14,7 @@ __all__ = ["LeastComputedVictim"]
 class LeastComputedVictim:
     """Who has the fewest computed tokens makes room, of equals the one that came last; it may be the one in need itself.
 
-    Source: vLLM #54644. Preemption here is by recompute, so the victim's computed tokens are what it may cost; what
+    Source: vLLM issue 54644. Preemption here is by recompute, so the victim's computed tokens are what it may cost; what
     the prefix cache still holds when it returns is not computed twice.
 
     Cost: one sort of the running requests, on shortage only.

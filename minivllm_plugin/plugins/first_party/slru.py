@@ -19,9 +19,9 @@ class SegmentedLRU:
     ``protected_hits`` hits it is protected. The protected may be ``protected_share`` of what is up for eviction; beyond it the
     oldest of them are on probation again, so yesterday's favourites leave in the end.
 
-    Source: Karedla, Love and Wherry, "Caching Strategies to Improve Disk System Performance" (1994); the ``slru`` eviction of
-    SGLang and vLLM #40270. There the share is of the whole cache; here it is of the candidates, the blocks freed longest ago,
-    since a policy sees no others.
+    Source: Karedla, Love and Wherry, "Caching Strategies to Improve Disk System Performance" (1994), where the share is of the
+    whole cache; here it is of the candidates, the blocks freed longest ago, since a policy sees no others. SGLang's ``slru`` (pull
+    request 18843) protects by hits, too, and has no bound.
 
     Args:
         protected_hits: hits that protect a block. At least 1.
