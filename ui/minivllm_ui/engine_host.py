@@ -1,0 +1,111 @@
+"""The engine behind the page: which model, with which pool and policy, and starting it anew with others. Any thread.
+
+Owns the options; the registry owns the engine, so that LiteLLM, and everything else in this process, sees the same one.
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import minivllm_plugin
+from minivllm_plugin import registry
+from minivllm_plugin.errors import ConfigError, MinivllmError
+from minivllm_plugin.hookspecs import POLICY_HOOKS
+from minivllm_plugin.plugins.discovery import BUILTIN, load_named
+from minivllm_ui.observer import EngineObserver
+
+__all__ = ["FCFS", "EngineHost", "policy_names"]
+
+FCFS = "fcfs"
+TRIES = 5  # somebody else in this process may start the engine between our close and our configure
+
+
+class EngineHost:
+    """One model, one engine at a time.
+
+    Args:
+        model: as in ``LLM(model)``.
+        options: of :class:`minivllm_plugin.EngineConfig`, without ``plugins`` and ``policies``.
+        policy: ``fcfs`` or a policy plugin's name.
+        observer: given to every engine that is started.
+
+    Raises:
+        MinivllmError: it cannot be loaded.
+    """
+
+    def __init__(self, model: str, options: Mapping[str, Any], policy: str, observer: EngineObserver) -> None:
+        self.model = model
+        self.policy = policy
+        self._options = dict(options)
+        self._observer = observer
+        self._restart = threading.Lock()
+        self.is_restarting = False
+        minivllm_plugin.register()
+        self._start(self._options, policy)
+        llm = registry.get_llm(model)
+        self.num_blocks = llm.num_blocks
+        self.normal_num_blocks = llm.num_blocks
+        self.max_model_len = llm.max_model_len
+        self.defaults = llm.default_sampling_params()
+
+    @property
+    def litellm_model(self) -> str:
+        """What LiteLLM calls it."""
+        return f"minivllm/{self.model}"
+
+    def count_tokens(self, messages: list[dict[str, Any]]) -> int:
+        """Tokens of a conversation. Starts the engine if it has died."""
+        return registry.get_llm(self.model).count_tokens(messages)
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the next step; ignored when there is no engine."""
+        if (handle := self._observer.handle) is not None:
+            handle.abort(request_id)
+
+    def restart(self, num_blocks: int, policy: str) -> None:
+        """A new engine with another pool or policy; whoever is being answered gets an error. Seconds.
+
+        Raises:
+            MinivllmError: it cannot be had; the former engine's settings are then started again.
+        """
+        with self._restart:
+            self.is_restarting = True
+            try:
+                try:
+                    self._start({**self._options, "num_blocks": num_blocks}, policy)
+                except MinivllmError:
+                    self._start({**self._options, "num_blocks": self.num_blocks}, self.policy)
+                    raise
+                llm = registry.get_llm(self.model)
+                self.num_blocks, self.policy, self.max_model_len = llm.num_blocks, policy, llm.max_model_len
+            finally:
+                self.is_restarting = False
+
+    def revive(self) -> None:
+        """Start the engine again if it is dead; else nothing."""
+        registry.get_llm(self.model)
+
+    def close(self) -> None:
+        registry.close(self.model)
+
+    def _start(self, options: Mapping[str, Any], policy: str) -> None:
+        policies = () if policy == FCFS else (policy,)
+        for attempt in range(TRIES):
+            registry.close(self.model)
+            try:
+                registry.configure(self.model, **options, plugins=[self._observer], policies=policies)
+                break
+            except ConfigError as error:
+                if attempt == TRIES - 1 or "is loaded with other options" not in str(error):
+                    raise
+        registry.get_llm(self.model)
+
+
+def policy_names() -> list[str]:
+    """``fcfs`` and our policy plugins, those that can be loaded here."""
+    names = []
+    for name in BUILTIN:
+        plugin = load_named(name)
+        if plugin.error is None and any(hasattr(plugin.plugin, hook) for hook in POLICY_HOOKS):
+            names.append(name)
+    return [FCFS, *names]

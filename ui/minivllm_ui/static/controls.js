@@ -1,0 +1,51 @@
+// What changes the engine: synthetic users, the pool's size, the policy, and starting a dead engine again.
+
+export function makeControls(root) {
+  const find = selector => root.querySelector(selector);
+  const guests = find('.guests output'), fewer = find('.fewer'), more = find('.more'), pool = find('select.pool'), policy = find('select.policy');
+  const small = find('button.small'), failed = find('.failed'), revive = find('button.revive');
+  let now = null, busy = false;
+
+  async function order(what) {
+    if (busy) return;
+    busy = true;
+    failed.textContent = '';
+    try {
+      const reply = await fetch(new URL('engine/control', document.baseURI), {
+        method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(what),
+      });
+      if (!reply.ok) failed.textContent = (await reply.json()).detail ?? `refused: ${reply.status}`;
+    } catch { failed.textContent = 'the server cannot be reached'; }
+    busy = false;
+  }
+
+  const restart = (blocks, name) => order({ num_blocks: blocks, policy: name });
+  fewer.addEventListener('click', () => order({ guests: Math.max(0, now.guests - 1) }));
+  more.addEventListener('click', () => order({ guests: now.guests + (now.guests ? 1 : 3) }));
+  small.addEventListener('click', () => restart(now.num_blocks === now.small_blocks ? now.normal_blocks : now.small_blocks, now.policy));
+  pool.addEventListener('change', () => restart(Number(pool.value), now.policy));
+  policy.addEventListener('change', () => restart(now.num_blocks, policy.value));
+  revive.addEventListener('click', () => order({ revive: true }));
+
+  function options(select, entries, chosen) {
+    const key = JSON.stringify([entries, chosen]);
+    if (select.dataset.key === key || document.activeElement === select) return;
+    select.dataset.key = key;
+    select.replaceChildren(...entries.map(([value, text]) => new Option(text, value, false, value === String(chosen))));
+  }
+
+  return {
+    show(h) {
+      now = h;
+      guests.textContent = String(h.guests);
+      fewer.disabled = h.guests === 0;
+      more.disabled = h.guests >= h.most_guests;
+      const sizes = [...new Set([h.small_blocks, h.normal_blocks, 2 * h.normal_blocks, h.num_blocks])].filter(Boolean).sort((a, b) => a - b);
+      options(pool, sizes.map(n => [String(n), `${n} blocks`]), h.num_blocks);
+      options(policy, h.policies.map(name => [name, name]), h.policy);
+      small.textContent = h.num_blocks === h.small_blocks ? `Normal pool (${h.normal_blocks})` : `Small pool (${h.small_blocks})`;
+      for (const control of [small, pool, policy]) control.disabled = h.status === 'restarting';
+      revive.hidden = h.status !== 'dead' && h.status !== 'closed';
+    },
+  };
+}
