@@ -33,7 +33,7 @@ class Extensions:
     weights: WeightLoaderRegistry = field(default_factory=WeightLoaderRegistry)
     logits: LogitsProcessorRegistry = field(default_factory=LogitsProcessorRegistry.builtin)
     stopping: StopCriterionRegistry = field(default_factory=StopCriterionRegistry)
-    parsers: ParserRegistry = field(default_factory=ParserRegistry)
+    parsers: ParserRegistry = field(default_factory=ParserRegistry.builtin)
     metrics: MetricRegistry = field(default_factory=MetricRegistry)
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
 

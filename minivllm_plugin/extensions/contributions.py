@@ -5,6 +5,7 @@ An engine's registries are filled by its plugin manager instead.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -33,4 +34,8 @@ def implementations(hook: str, plugins: "Iterable[LoadedPlugin]") -> "Iterator[t
             logger.warning("plugin %s cannot be used: %s", loaded.title, error)
             continue
         for found in getattr(manager.hook, hook).get_hookimpls():
-            yield loaded, lambda argument, found=found: found.function(*[argument] * len(found.argnames))
+            yield loaded, partial(_call, found)
+
+
+def _call(found: pluggy.HookImpl, argument: Any) -> None:
+    found.function(*[argument] * len(found.argnames))

@@ -1,90 +1,28 @@
 """Parsers of what a model writes, by name: tool calls, reasoning, and chat templates on the way in.
 
-This is the registry and the form of a parser. Chat templates are used by ``chat_template="name"`` of an engine; who turns
-a name into tool calls or reasoning makes a fresh parser per request, on the caller's thread.
+The forms of a parser are in :mod:`minivllm_plugin.parsing.records`. An engine chooses by its settings ``tool_call_parser``,
+``reasoning_parser`` and ``chat_template``; a fresh parser is made for every answer, on the caller's thread.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 from minivllm_plugin.errors import ConfigError
-from minivllm_plugin.extensions.registry import Registry, RegistryGroup
+from minivllm_plugin.extensions.registry import BUILTIN, Registry, RegistryGroup
+from minivllm_plugin.parsing.reasoning import ThinkParser
+from minivllm_plugin.parsing.records import ReasoningParser, ToolParser
+from minivllm_plugin.parsing.tools import HermesToolParser, JsonToolParser
 
 if TYPE_CHECKING:
     from minivllm_plugin.serving.tokenizer import Tokenizer
 
-__all__ = [
-    "ParsedReasoning",
-    "ParsedTools",
-    "ParserRegistry",
-    "ReasoningParser",
-    "ReasoningParserFactory",
-    "ToolCall",
-    "ToolParser",
-    "ToolParserFactory",
-]
+__all__ = ["ParserRegistry", "ReasoningParserFactory", "ToolParserFactory"]
 
+ToolParserFactory = Callable[["Tokenizer | None", Collection[str]], ToolParser]
+"""From the tokenizer and the names of the request's tools."""
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One call that a model wrote. ``arguments`` is JSON text, as in OpenAI's API; ``id`` may be left to the caller."""
-
-    name: str
-    arguments: str
-    id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedTools:
-    """A text without the tool calls in it, and these. While streaming: what is new since the last delta."""
-
-    text: str
-    calls: Sequence[ToolCall] = field(default=())
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedReasoning:
-    """A text divided into reasoning and answer. While streaming: what is new of either."""
-
-    reasoning: str
-    text: str
-
-
-class ToolParser(Protocol):
-    """Finds tool calls in the text of one request. Made anew for each; one thread at a time."""
-
-    def parse(self, text: str) -> ParsedTools:
-        """All at once: the whole text of a request."""
-        ...
-
-    def feed(self, delta: str) -> ParsedTools:
-        """Piece by piece. A call is handed out once, whole; text that may become one is held back."""
-        ...
-
-    def finish(self) -> ParsedTools:
-        """After the last delta: what was held back."""
-        ...
-
-
-class ReasoningParser(Protocol):
-    """Divides the text of one request into reasoning and answer. Made anew for each; one thread at a time."""
-
-    def parse(self, text: str) -> ParsedReasoning:
-        """All at once: the whole text of a request."""
-        ...
-
-    def feed(self, delta: str) -> ParsedReasoning:
-        """Piece by piece; a tag that is cut in two is held back."""
-        ...
-
-    def finish(self) -> ParsedReasoning:
-        """After the last delta: what was held back."""
-        ...
-
-
-ToolParserFactory = Callable[["Tokenizer"], ToolParser]
-ReasoningParserFactory = Callable[["Tokenizer"], ReasoningParser]
+ReasoningParserFactory = Callable[["Tokenizer | None", bool], ReasoningParser]
+"""From the tokenizer and whether the prompt has already opened the reasoning."""
 
 
 class _ToolParsers(Registry[ToolParserFactory]):
@@ -116,9 +54,19 @@ class ParserRegistry(RegistryGroup):
     """Three tables, each with names of its own; all errors are ConfigError.
 
     Attributes:
-        tool_parsers, reasoning_parsers: ``add(name, factory)``; the factory makes a parser for one request from the tokenizer.
+        tool_parsers, reasoning_parsers: ``add(name, factory)``; the factory makes a parser for one answer.
         chat_templates: ``add(name, text)``, Jinja text; ``LLM(…, chat_template=name)`` uses it.
     """
+
+    @classmethod
+    def builtin(cls) -> "ParserRegistry":
+        """With ``hermes``, ``json`` and ``think``."""
+        registry = cls()
+        with registry.owned_by(BUILTIN):
+            registry.tool_parsers.add("hermes", lambda tokenizer, names: HermesToolParser())
+            registry.tool_parsers.add("json", lambda tokenizer, names: JsonToolParser(names))
+            registry.reasoning_parsers.add("think", lambda tokenizer, is_open: ThinkParser(is_open=is_open))
+        return registry
 
     def __init__(self) -> None:
         self.tool_parsers = _ToolParsers()
@@ -151,4 +99,4 @@ class ParserRegistry(RegistryGroup):
 
 def _check_factory(kind: str, name: str, factory: object) -> None:
     if not callable(factory):
-        raise ConfigError(f"{kind} {name!r} must be a function of the tokenizer, or a class, got {factory!r:.100}")
+        raise ConfigError(f"{kind} {name!r} must be a function that makes one, or a class, got {factory!r:.100}")

@@ -86,7 +86,7 @@ def test_names_and_values_are_checked_where_the_request_is_made() -> None:
                 llm.submit([1], SamplingParams(extra_args={"nothing": value}))
         with pytest.raises(ContextWindowExceededError, match="too long"):
             llm.submit([1], SamplingParams(extra_args={"nothing": "window"}))
-        with pytest.raises(InvalidRequestError, match=r"unknown name 'nothin' in extra_args; known are nothing"):
+        with pytest.raises(InvalidRequestError, match=r"unknown name 'nothin' in extra_args; known are nothing\b"):
             llm.generate([[1], [2]], [SamplingParams(), SamplingParams(extra_args={"nothin": 1})], use_tqdm=False)
         assert runner.num_calls == 0  # nothing was started
         assert llm.generate([1], SamplingParams(extra_args={"nothing": 1}, max_tokens=2), use_tqdm=False)[0].finished
@@ -95,7 +95,7 @@ def test_names_and_values_are_checked_where_the_request_is_made() -> None:
 
 def test_an_engine_without_plugins_takes_none() -> None:
     llm, _ = scripted_llm()
-    with llm, pytest.raises(InvalidRequestError, match="'nothing' in extra_args; this engine has no plugin that takes any"):
+    with llm, pytest.raises(InvalidRequestError, match="unknown name 'nothing' in extra_args; known are "):
         llm.submit([1], SamplingParams(extra_args={"nothing": 1}))
 
 

@@ -66,12 +66,11 @@ class Witness:
                 row[output[-1]] = -torch.inf
 
 
-def engine(witness: Witness | None, *, num_blocks: int = 64, budget: int = 64, most: int = 8, chunked: bool = True) -> LLMEngine:
+def engine(witness: Witness, *, num_blocks: int = 64, budget: int = 64, most: int = 8, chunked: bool = True) -> LLMEngine:
     scheduler = Scheduler(most, budget, num_blocks, 4, 0, enable_chunked_prefill=chunked)
     made = LLMEngine(scheduler, LogitsRunner.for_scheduler(scheduler, vocab_size=VOCAB), Limits(VOCAB, num_blocks * 4))
     extensions = Extensions.builtin()
-    if witness is not None:
-        extensions.logits.add("witness", witness)
+    extensions.logits.add("witness", witness)
     extensions.attach(made, None)
     return made
 
@@ -135,9 +134,10 @@ def test_preemption_really_happens_in_the_property_above() -> None:
     assert sum(seq.num_preemptions for seq in seqs) > 0
 
 
-def test_no_processor_costs_one_comparison_a_step() -> None:
-    made = engine(None)
-    assert made.runner.processors is None  # type: ignore[attr-defined]
+def test_requests_that_ask_for_none_never_reach_a_processor() -> None:
+    witness = Witness()
+    run(engine(witness), [([index + 1], params(index, None, 4)) for index in range(3)])
+    assert (witness.seen, witness.states) == ({}, [])
 
 
 class Plugin:

@@ -8,51 +8,67 @@ import pytest
 
 from minivllm_plugin import LLM, SamplingParams
 from minivllm_plugin.errors import ConfigError
-from minivllm_plugin.extensions.parsers import ParsedReasoning, ParsedTools, ParserRegistry, ToolCall
+from minivllm_plugin.extensions.parsers import ParserRegistry
 from minivllm_plugin.hookspecs import hookimpl
+from minivllm_plugin.parsing.records import ToolCall, ToolCallDelta, ToolDelta, collect_calls
 from minivllm_plugin.testing import scripted_llm
 
 
 class LineTools:
     """A tool call is a line ``!name arguments``."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: object, names: object) -> None:
         self.held = ""
+        self.num_calls = 0
 
-    def parse(self, text: str) -> ParsedTools:
-        calls = [line[1:].split(" ", 1) for line in text.splitlines() if line.startswith("!")]
-        rest = "\n".join(line for line in text.splitlines() if not line.startswith("!"))
-        return ParsedTools(rest, [ToolCall(name, arguments) for name, arguments in calls])
+    def feed(self, text: str) -> ToolDelta:
+        whole, _, self.held = (self.held + text).rpartition("\n")
+        return self._parse(whole)
 
-    def feed(self, delta: str) -> ParsedTools:
-        self.held += delta
-        whole, _, self.held = self.held.rpartition("\n")
-        return self.parse(whole)
+    def finish(self) -> ToolDelta:
+        return self._parse(self.held)
 
-    def finish(self) -> ParsedTools:
-        return self.parse(self.held)
+    def _parse(self, text: str) -> ToolDelta:
+        calls = []
+        for line in text.splitlines():
+            if line.startswith("!"):
+                name, _, arguments = line[1:].partition(" ")
+                calls.append(ToolCallDelta(self.num_calls, name, arguments))
+                self.num_calls += 1
+        return ToolDelta("\n".join(line for line in text.splitlines() if not line.startswith("!")), tuple(calls))
 
 
-def test_parsers_are_found_by_name_and_made_per_request() -> None:
+def test_parsers_are_found_by_name_and_made_per_answer() -> None:
     registry = ParserRegistry()
     with registry.owned_by("acme"):
         registry.tool_parsers.add("lines", LineTools)
-        registry.reasoning_parsers.add("lines", lambda tokenizer: None)  # type: ignore[arg-type,return-value]  # names are per table
     make = registry.tool_parsers.get("lines")
     assert make is not None
-    parser = make(None)  # type: ignore[arg-type]
-    assert make(None) is not parser  # type: ignore[arg-type]
-    assert parser.parse("hi\n!get_weather {}") == ParsedTools("hi", [ToolCall("get_weather", "{}")])
+    parser = make(None, ["get_weather"])
+    assert make(None, []) is not parser
     streamed = [*map(parser.feed, ["h", "i\n!get", "_weather {}\n"]), parser.finish()]
     assert "".join(part.text for part in streamed) == "hi"
-    assert [call.name for part in streamed for call in part.calls] == ["get_weather"]
+    assert collect_calls([call for part in streamed for call in part.calls]) == [ToolCall("get_weather", "{}")]
     assert registry.tool_parsers.owner("lines") == "acme"
-    assert ParsedReasoning("why", "so").text == "so"
+
+
+def test_an_engine_takes_a_plugins_parser_by_name() -> None:
+    class Lines:
+        @hookimpl
+        def minivllm_register_parsers(self, registry: ParserRegistry) -> None:
+            registry.tool_parsers.add("lines", LineTools)
+
+    llm, _ = scripted_llm(options={"plugins": [Lines()], "tool_call_parser": "lines"})
+    with llm:
+        answer = llm.output_parser(tools=[{"type": "function", "function": {"name": "f"}}]).parse("!f {}")
+        assert answer.calls == [ToolCall("f", "{}")]
+    with pytest.raises(ConfigError, match=r"tool_call_parser='lines' is unknown; known are auto, none, hermes, json"):
+        scripted_llm(options={"tool_call_parser": "lines"})
 
 
 def test_what_is_no_parser_is_refused() -> None:
     registry = ParserRegistry()
-    with pytest.raises(ConfigError, match="tool parser 'x' must be a function of the tokenizer"):
+    with pytest.raises(ConfigError, match="tool parser 'x' must be a function that makes one"):
         registry.tool_parsers.add("x", "module:name")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="reasoning parser 'x' must be a function"):
         registry.reasoning_parsers.add("x", None)  # type: ignore[arg-type]
