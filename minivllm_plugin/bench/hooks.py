@@ -33,7 +33,7 @@ class _Case(NamedTuple):
     scenario: Scenario
     name: str
     hook: str | None
-    count: int
+    num_plugins: int
 
 
 class _Run(NamedTuple):
@@ -105,7 +105,7 @@ def _round(cases: Sequence[_Case], num_sequences: int, num_steps: int) -> dict[_
 
 
 def _run(case: _Case, num_sequences: int, num_steps: int) -> _Run:
-    given = None if case.name == NO_SEAM else plugins_for(case.hook, case.count) if case.hook else []
+    given = None if case.name == NO_SEAM else plugins_for(case.hook, case.num_plugins) if case.hook else []
     prepared = case.scenario.prepare(given, num_sequences, num_steps)
     before = _num_calls(prepared.plugins)
     gc.collect()

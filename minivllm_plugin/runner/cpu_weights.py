@@ -19,7 +19,7 @@ from minivllm_plugin.errors import ModelLoadError
 from minivllm_plugin.extensions import Extensions
 from minivllm_plugin.models.catalog import ModelSource
 from minivllm_plugin.models.config import ModelConfig
-from minivllm_plugin.models.decoder import CausalLM, DecoderLayer
+from minivllm_plugin.models.decoder import CausalLM, DecoderLayer, GatedMLP
 from minivllm_plugin.models.loader import ModelDescription, load_model
 from minivllm_plugin.models.progress import announce
 from minivllm_plugin.models.qwen3 import Qwen3Attention
@@ -111,6 +111,7 @@ def vocabulary_kind(kind: str) -> str:
 
 def _pack_layer(layer: Module, kind: str) -> LayerWeights:
     assert isinstance(layer, DecoderLayer)
+    assert isinstance(layer.mlp, GatedMLP)  # these kernels are chosen for our own architectures only
     attention, mlp = layer.self_attn, layer.mlp
     gate_up_bias = mlp.gate_up_proj.bias
     qwen3 = attention if isinstance(attention, Qwen3Attention) else None
