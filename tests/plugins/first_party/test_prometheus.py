@@ -22,6 +22,7 @@ from minivllm_plugin.serving.outputs import RequestOutput
 from minivllm_plugin.testing import ScriptedTokens, scripted_llm
 
 Labels = frozenset[tuple[str, str]]
+TWO_CLOCKS = 0.1  # seconds that may pass between reading one and the other on a busy machine
 
 
 class Page:
@@ -87,8 +88,8 @@ def test_times_agree_with_the_outputs(metrics: PrometheusMetrics) -> None:
     # The caller's clock starts earlier (before the inbox) and stops later (at the hand-over): it encloses the engine's.
     first_tokens = sum(metric.time_to_first_token or 0.0 for metric in told if metric is not None)
     whole = sum((metric.finished_time or 0.0) - metric.arrival_time for metric in told if metric is not None)
-    assert 0 < page.value("time_to_first_token_seconds_sum") <= first_tokens + 1e-3  # two clocks: wall and monotonic
-    assert 0 < page.value("e2e_request_latency_seconds_sum") <= whole + 1e-3
+    assert 0 < page.value("time_to_first_token_seconds_sum") <= first_tokens + TWO_CLOCKS
+    assert 0 < page.value("e2e_request_latency_seconds_sum") <= whole + TWO_CLOCKS
     parts = [page.value(f"request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode")]
     assert math.isclose(sum(parts), page.value("e2e_request_latency_seconds_sum"), rel_tol=1e-6)
     assert math.isclose(sum(parts[1:]), page.value("request_inference_time_seconds_sum"), rel_tol=1e-6)
@@ -331,4 +332,4 @@ def test_the_real_model(smollm2_gguf: Path) -> None:
     assert page.value("prompt_tokens_total") == sum(len(output.prompt_token_ids) for output in outputs)
     assert page.value("generation_tokens_total") == sum(len(output.outputs[0].token_ids) for output in outputs)
     told = sum(output.metrics.time_to_first_token or 0.0 for output in outputs if output.metrics is not None)
-    assert 0 < page.value("time_to_first_token_seconds_sum") <= told + 1e-3
+    assert 0 < page.value("time_to_first_token_seconds_sum") <= told + TWO_CLOCKS
