@@ -46,6 +46,9 @@ class EngineConfig:
         enable_chunked_prefill: compute long prompts in pieces beside running requests.
         max_queue_size: most requests that wait beyond those that run; one more is refused.
         scheduling_policy: ``fcfs`` or ``priority``.
+        tool_call_parser: format of the model's tool calls: ``auto`` (from its chat template), ``none``, ``hermes``, ``json``, or
+            one that a plugin brings.
+        reasoning_parser: format of its reasoning: ``auto``, ``none``, ``think``, or one that a plugin brings.
         plugins: installed plugins by name, or objects, beside the installed ones that load by themselves.
         policies: plugins, by name or as objects, that may steer the scheduler; the first named is asked first. A plugin that is
             not named here only watches.
@@ -81,6 +84,8 @@ class EngineConfig:
     seed: int = 0
     revision: str | None = None
     chat_template: str | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     plugins: tuple[object, ...] = ()
     policies: tuple[object, ...] = ()
     block_plugins: tuple[str, ...] = ()
@@ -111,6 +116,9 @@ class EngineConfig:
             )
         for name in ("plugins", "policies", "block_plugins"):
             object.__setattr__(self, name, _sequence(name, getattr(self, name), only_names=name == "block_plugins"))
+        for name in ("tool_call_parser", "reasoning_parser"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ConfigError(f"{name} must be auto, none or a parser's name, got {getattr(self, name)!r:.100}")
         _choice("plugin_errors", self.plugin_errors, ("isolate", "raise"))
         budget = self.plugin_budget
         if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 1:

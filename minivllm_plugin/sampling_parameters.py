@@ -51,7 +51,8 @@ class SamplingParams:
             the logits before anything is done to them. 0 or True reports the chosen one alone. Range 0 .. 20.
         prompt_logprobs: the same for each token of the prompt but the first. The prompt is then computed whole.
         n: so many completions of one prompt. Range 1 .. 128.
-        structured_outputs: the completion has this form; see :class:`~minivllm_plugin.structured.StructuredOutputsParams`.
+        structured_outputs: the completion has this form; see :class:`~minivllm_plugin.structured.StructuredOutputsParams`. It
+            ends right after its value, whatever ``min_tokens`` and ``ignore_eos`` say.
         extra_args: for plugins: name of a logits processor or stop criterion -> the value it is given. Read-only afterwards; a
             name with the value None is left out. Which names there are is checked when the request is submitted.
 
@@ -117,10 +118,6 @@ class SamplingParams:
             raise InvalidRequestError(
                 f"structured_outputs must be StructuredOutputsParams(json=…, regex=…, choice=… or grammar=…), "
                 f"got {self.structured_outputs!r:.100}"
-            )
-        if self.structured_outputs is not None and (self.ignore_eos or self.min_tokens):
-            raise InvalidRequestError(
-                "structured_outputs end with their value, so they do not go with ignore_eos or min_tokens; leave those out"
             )
         for name, value in (
             ("stop", checks.stop_strings(self.stop)),

@@ -9,10 +9,11 @@ special (Qwen's ``<think>``, ``<tool_call>``) are recognised everywhere, as in t
 from collections.abc import Mapping
 from typing import Any
 
-from minivllm_plugin.errors import InvalidRequestError, UnsupportedFeatureError
+from minivllm_plugin.errors import InvalidRequestError
 from minivllm_plugin.serving.messages import normalize_messages, normalize_tools, plain_data
 from minivllm_plugin.serving.text_guard import TextGuard
 from minivllm_plugin.serving.tokenizer import Tokenizer
+from minivllm_plugin.serving.tool_prompt import describe_tools
 
 __all__ = ["render_chat"]
 
@@ -45,7 +46,7 @@ def render_chat(
     Args:
         tokenizer: brings vocabulary and templates.
         messages: list of dicts or objects with ``model_dump()``, see :func:`normalize_messages`.
-        tools: functions the model may call, in OpenAI's form.
+        tools: functions the model may call, in OpenAI's form. A template that has no place for them gets them as text.
         add_generation_prompt: end with the header of an assistant's turn.
         continue_final_message: leave the last message open, so that the model goes on with it. Excludes
             ``add_generation_prompt``.
@@ -55,7 +56,7 @@ def render_chat(
 
     Raises:
         InvalidRequestError: malformed messages, tools or variables; no template; or the template refused (its text is given).
-        UnsupportedFeatureError: media parts, or tools for a template that has no place for them.
+        UnsupportedFeatureError: media parts.
     """
     if add_generation_prompt and continue_final_message:
         raise InvalidRequestError(
@@ -63,11 +64,10 @@ def render_chat(
         )
     plain_tools = normalize_tools(tools)
     template = _choose_template(tokenizer, chat_template, with_tools=plain_tools is not None)
-    if plain_tools is not None and "tools" not in template:
-        raise UnsupportedFeatureError(
-            "this model's chat template has no place for tools; leave tools out or pass chat_template=…"
-        )
     plain_messages = normalize_messages(messages, template)
+    if "tools" not in template and (plain_tools is not None or any("tool_calls" in m for m in plain_messages)):
+        plain_messages = describe_tools(plain_messages, plain_tools or [])
+        plain_tools = None
     variables = plain_data(dict(template_kwargs or {}), "template_kwargs")
     if clash := sorted(RESERVED_VARIABLES & variables.keys()):
         raise InvalidRequestError(f"template_kwargs cannot set {clash[0]!r}; it is an argument of its own")

@@ -15,6 +15,8 @@ from minivllm_plugin.engine.llm_engine import LLMEngine
 from minivllm_plugin.engine.snapshot import EngineSnapshot
 from minivllm_plugin.errors import InvalidRequestError
 from minivllm_plugin.extensions import Extensions
+from minivllm_plugin.parsing.chat_output import ChatOutputParser
+from minivllm_plugin.parsing.formats import OutputFormats
 from minivllm_plugin.plugins.manager import EnginePlugins, PluginReport
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.serving import batch
@@ -93,6 +95,12 @@ class LLM:
             self._service.close_soon()
             raise
         self._loaded = loaded[0]
+        self._formats = OutputFormats(
+            plugins.extensions.parsers,
+            tool_call_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
+            chat_template=self._chat_template(),
+        )
         self._preparation = RequestPreparation(self._loaded.tokenizer, self._loaded.limits, plugins.extensions)
         weakref.finalize(self, self._service.close_soon)
 
@@ -150,6 +158,28 @@ class LLM:
     def default_sampling_params(self) -> SamplingParams:
         """What the model's ``generation_config.json`` recommends, without a token limit."""
         return SamplingParams(max_tokens=None).replace(**self._loaded.generation_defaults)
+
+    def output_parser(
+        self, tools: Sequence[Mapping[str, Any]] = (), *, prompt_token_ids: Sequence[int] = (), reasoning: bool = True
+    ) -> ChatOutputParser:
+        """What takes one answer of this model apart into reasoning, text and tool calls, whole or as it streams.
+
+        Args:
+            tools: of the request, in OpenAI's form; without any, calls are not looked for.
+            prompt_token_ids: of the request: they tell whether the template has already opened the reasoning.
+            reasoning: False leaves reasoning in the text.
+        """
+        names = [tool["function"]["name"] for tool in tools]
+        tail = "" if self.tokenizer is None else self.tokenizer.decode(prompt_token_ids[-8:], skip_special_tokens=False)
+        return ChatOutputParser(
+            self._formats.reasoning_parser(tail, self.tokenizer) if reasoning else None,
+            self._formats.tool_parser(names, self.tokenizer) if names else None,
+        )
+
+    @property
+    def tool_format(self) -> str:
+        """How this model writes tool calls: ``hermes``, ``json``, ``none``, or the name of a plugin's parser."""
+        return self._formats.tool_format
 
     def count_tokens(self, prompt: Prompt | Messages) -> int:
         """Tokens of a prompt, or of a conversation as :meth:`chat` would render it."""
@@ -269,6 +299,13 @@ class LLM:
         self.close()
 
     # --- helpers -------------------------------------------------------------------------------------------------
+
+    def _chat_template(self) -> str | None:
+        """Its text, if there is one."""
+        wanted, tokenizer = self._loaded.chat_template, self._loaded.tokenizer
+        if tokenizer is None:
+            return wanted
+        return tokenizer.chat_template if wanted is None else tokenizer.chat_templates.get(wanted, wanted)
 
     def _render(self, messages: Messages, options: Mapping[str, Any]) -> list[int]:
         if self.tokenizer is None:

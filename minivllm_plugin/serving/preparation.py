@@ -42,6 +42,7 @@ class RequestPreparation:
         if params.structured_outputs is not None:
             compiled = self._grammars.compile(params.structured_outputs)
             changes["extra_args"] = {**(params.extra_args or {}), STRUCTURED_OUTPUTS: compiled}
+            changes |= {"min_tokens": 0, "ignore_eos": False}  # it ends with its value: nothing else would be allowed then
         if changes:
             params = params.replace(**changes)
         self._extensions.check_extra_args(params)

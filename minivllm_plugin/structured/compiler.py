@@ -22,7 +22,7 @@ __all__ = ["CompiledGrammar", "GrammarCompiler"]
 KEPT_GRAMMARS = 128
 COMPILE_SECONDS = 10.0
 # Between two JSON tokens. Unbounded, a small model may fill its budget with line breaks; models are trained on a few.
-WHITESPACE = r"[ \n\r\t]{0,20}"
+WHITESPACE = r"[ \n\r\t]{0,16}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -335,7 +335,10 @@ def test_objects_parts_and_other_spellings() -> None:
     same([{"role": "developer", "content": "be kind"}, USER], [{"role": "system", "content": "be kind"}, USER])
     same([{"role": "function", "name": "f", "content": "1"}], [{"role": "tool", "content": "1"}])
     same([{"role": "assistant", "content": None, "refusal": "no"}], [{"role": "assistant", "content": "no"}])
-    same([{"role": "assistant", "tool_calls": [CALL]}], [{"role": "assistant", "content": ""}])
+    function = {"name": CALL["function"]["name"], "arguments": CALL["function"]["arguments"]}
+    function["arguments"] = json.loads(function["arguments"]) if isinstance(function["arguments"], str) else function["arguments"]
+    written = f"<tool_call>\n{json.dumps(function, ensure_ascii=False)}\n</tool_call>"  # the template has no place for calls
+    same([{"role": "assistant", "tool_calls": [CALL]}], [{"role": "assistant", "content": written}])
     same([{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}],
          [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}], TOOLS)  # fmt: skip
     same([{**USER, "tool_calls": [], "audio": None}], [USER])
@@ -424,9 +427,17 @@ def test_malformed_tools(tools: Any) -> None:
 # --- templates -------------------------------------------------------------------------------------------------------
 
 
-def test_tools_without_a_place_for_them_are_refused() -> None:
-    with pytest.raises(UnsupportedFeatureError, match="no place for tools"):
-        render_chat(TOKENIZERS[CHATML], [USER], tools=[TOOL])
+def test_tools_without_a_place_for_them_are_described_in_the_system_message() -> None:
+    tokenizer = TOKENIZERS[CHATML]
+    for messages in ([USER], [{"role": "system", "content": "Be kind."}, USER]):
+        text = shown(tokenizer, render_chat(tokenizer, messages, tools=[TOOL]))
+        assert json.dumps(TOOL) in text
+        assert text.count("<|im_start|>system") == 1
+        assert text.index("<tools>") < text.index(USER["content"])
+    history = [USER, {"role": "assistant", "content": "Wait.", "tool_calls": [CALL]}, {"role": "tool", "content": "21"}]
+    text = shown(tokenizer, render_chat(tokenizer, history, tools=[TOOL]))
+    assert "Wait.\n<tool_call>\n{" in text
+    assert "user\n<tool_response>\n21\n</tool_response>" in text
     assert render_chat(TOKENIZERS[CHATML], [USER], tools=[]) == render_chat(TOKENIZERS[CHATML], [USER])
 
 
