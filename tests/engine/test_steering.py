@@ -310,6 +310,19 @@ def test_the_oldest_is_overtaken_in_at_most_64_steps(chunked: bool, scheduling: 
 
 
 @pytest.mark.parametrize("chunked", [False, True])
+def test_who_was_overtaken_enough_goes_first_also_after_a_preemption(chunked: bool) -> None:
+    crowd = Crowd(ScriptedPolicies(order_waiting=newest_first), chunked=chunked, num_blocks=40, budget=32)
+    watched = crowd.add(5, 60)
+    watched.num_overtaken = MAX_OVERTAKEN
+    for _ in range(5):
+        crowd.step()
+        assert watched in crowd.scheduler.running
+        crowd.scheduler.preempt(watched)
+    assert watched.num_preemptions == 5
+    assert watched.num_completion_tokens >= 5
+
+
+@pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("budget", [None, 1])
 def test_nobody_starves_under_hostile_order_and_victims_though_others_keep_coming(chunked: bool, budget: int | None) -> None:
     answers: dict[str, Answer] = {"order_waiting": newest_first, "select_victims": oldest_out}
@@ -319,11 +332,10 @@ def test_nobody_starves_under_hostile_order_and_victims_though_others_keep_comin
     for _ in range(3):
         crowd.step()
     watched = crowd.add(10, 8)
-    for step in range(12_000):
+    for _ in range(12_000):
         if watched.is_finished:
             break
         crowd.step()
-        assert watched.num_preemptions <= MAX_CHOSEN + 20, step
     assert watched.finish_reason == "length"
 
 
