@@ -188,8 +188,8 @@ def minivllm_register_metrics(registry: "MetricRegistry") -> None:
 def minivllm_register_commands(cli: "typer.Typer") -> None:
     """Add subcommands to ``minivllm``.
 
-    When: at the start of the command line, before its arguments are read; so it must import nothing heavy.
-    On error: the command line works without it and says so. Cost: its import, at every start of the command line.
+    When: at the start of the command line, if help is shown or the command is none of ours; so it must import nothing heavy.
+    On error: the command line works without it and says so. Cost: its import, whenever it is called.
     """
 
 

@@ -4,6 +4,7 @@ Each scenario is the same work for every engine: plugins here answer what the en
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from minivllm_plugin.plugins.manager import EnginePlugins
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.views import Admit, Budget
 
-__all__ = ["SCENARIOS", "Prepared", "Scenario", "plugins_for"]
+__all__ = ["SCENARIOS", "ConstantRunner", "Prepared", "Scenario", "plugins_for"]
 
 BLOCK_SIZE = 16
 TOKEN = 7
@@ -96,12 +97,17 @@ def _engine(
     if given is None:
         return engine, scheduler, None
     policies = tuple(plugin for plugin in given if any(hasattr(plugin, hook) for hook in POLICY_HOOKS))
-    others = (*(point.name for point in entry_points(group=GROUP)), *BUILTIN)  # what is installed here is not measured
-    config = EngineConfig(plugins=tuple(given), policies=policies, block_plugins=others, plugin_errors="raise", plugin_budget=1.0)
+    config = EngineConfig(plugins=tuple(given), policies=policies, block_plugins=_others(), plugin_errors="raise")
     plugins = EnginePlugins(config, Extensions.builtin())
     plugins._policy.budget = UNLIMITED  # on a busy machine, what is measured would be taken out for being slow
     engine.attach(plugins)
     return engine, scheduler, plugins
+
+
+@cache
+def _others() -> tuple[str, ...]:
+    """Plugins that this machine happens to have: they are not measured."""
+    return (*(point.name for point in entry_points(group=GROUP)), *BUILTIN)
 
 
 def _fill(engine: LLMEngine, num_sequences: int) -> None:

@@ -58,8 +58,12 @@ def measure_hooks(*, step: StepOf, num_sequences: int = 32, num_steps: int = 200
     if not step.milliseconds > 0:
         raise ConfigError(f"step_ms={step.milliseconds} must be greater than 0")
     cases = _cases()
-    _round(cases, num_sequences, min(num_steps, 20))  # unmeasured: imports, caches
-    rounds = [_round(cases, num_sequences, num_steps) for _ in range(repeat)]
+    gc.freeze()  # what the process held before is not looked through before every run
+    try:
+        _round(cases, num_sequences, min(num_steps, 20))  # unmeasured: imports, caches
+        rounds = [_round(cases, num_sequences, num_steps) for _ in range(repeat)]
+    finally:
+        gc.unfreeze()
     summary = [_row(case, rounds, step) for case in cases]
     runs = [
         {"round": index, "scenario": case.scenario.name, "case": case.name, **one[case]._asdict()}

@@ -189,7 +189,7 @@ def _load(origin: str, name: str, target: str, distribution: str = "", version: 
     try:
         plugin = _import_patiently(name, target) if origin == "installed" else _import(target)
         error = why_incompatible(plugin)
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:  # the latter from a script that is no plugin
         logger.debug("plugin %r does not load", name, exc_info=True)
         error = describe_error(failure)
     seconds = time.perf_counter() - began

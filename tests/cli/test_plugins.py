@@ -34,6 +34,7 @@ class Plugin:
 """
 BROKEN = {
     "import": "raise ImportError('no such thing')",
+    "exit": "import sys; sys.exit('this is a script')",
     "misspelt": """
         from minivllm_plugin.plugins import hookimpl
         class Plugin:
@@ -147,6 +148,7 @@ def test_the_error_says_what_is_wrong(run: Run, install: Install) -> None:
     errors = {name: row["error"] for name, row in rows(run).items()}
     for kind, words in {
         "import": "no such thing",
+        "exit": "this is a script",
         "misspelt": "minivllm_step_finish",
         "arguments": "rapport",
         "newer": ">=9",
@@ -242,7 +244,7 @@ def test_it_is_gone_when_its_plugin_is(run: Run, install: Install, monkeypatch: 
     assert "weigh" not in [command.name for command in app.registered_commands]
 
 
-@pytest.mark.parametrize("kind", ["import", "commanding"])
+@pytest.mark.parametrize("kind", ["import", "exit", "commanding"])
 def test_a_failing_one_is_one_line_on_stderr(run: Run, install: Install, kind: str) -> None:
     install("watcher")
     install("broken", BROKEN[kind])
