@@ -58,7 +58,7 @@ class EngineConfig:
             (observers) or taken out (policies).
         seed: of dummy weights.
         revision: of a hub model.
-        chat_template: replaces the model's own (Jinja text).
+        chat_template: replaces the model's own: Jinja text, or the name of one of the model's templates or of a plugin's.
 
     Raises:
         ConfigError: naming the field, its value and what is allowed.

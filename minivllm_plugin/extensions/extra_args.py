@@ -12,7 +12,7 @@ from minivllm_plugin.errors import ConfigError, InvalidRequestError
 from minivllm_plugin.extensions.registry import Registry
 from minivllm_plugin.sampling_parameters import SamplingParams
 
-__all__ = ["FailureLog", "RequestedRegistry", "check_extra_args"]
+__all__ = ["FailureLog", "RequestedRegistry", "Validates", "check_extra_args"]
 
 logger = logging.getLogger(__name__)
 
