@@ -16,6 +16,7 @@ from waiting import wait_until
 from minivllm_plugin import LLM, SamplingParams
 from minivllm_plugin.errors import ConfigError, EngineDeadError, PluginError
 from minivllm_plugin.plugins.first_party.kv_events import KVEventPublisher
+from minivllm_plugin.plugins.first_party.kv_events_sockets import EventSockets
 from minivllm_plugin.testing import scripted_llm
 
 PATIENCE = 20_000  # milliseconds
@@ -294,6 +295,29 @@ def test_only_the_latest_batches_are_kept() -> None:
 
         wait_until(two_came)
         assert came[1] == came[0] + 1
+
+
+def test_a_long_replay_is_complete() -> None:
+    """ZeroMQ's own limit of 1000 messages a peer would cut the middle out, without a word."""
+    number = 6_000
+    sockets = EventSockets("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", "", number, 10)
+    try:
+        for index in range(number + 5):
+            sockets.publish(index, b"x" * 2000)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as request:
+            request.connect(str(sockets.replay_endpoint))
+            request.send_multipart([b"", bytes(8)])
+            came = []
+            while True:
+                assert request.poll(PATIENCE)
+                _, index_bytes, payload = request.recv_multipart()
+                if not payload:
+                    break
+                came.append(int.from_bytes(index_bytes, "big"))
+        assert came == list(range(5, number + 5))
+    finally:
+        sockets.close_publisher()
+        sockets.close()
 
 
 def test_what_the_queue_drops_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
