@@ -21,9 +21,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from minivllm_plugin.testing.choosers import ChooseToken, HashedTokens, ScriptedLogits, ScriptedTokens
+from minivllm_plugin.testing.clock import VirtualClock
 from minivllm_plugin.testing.driving import drive
+from minivllm_plugin.testing.folding import FoldedBlock, FoldedBlocks
 from minivllm_plugin.testing.invariants import InvariantError, assert_invariants, check_pool
 from minivllm_plugin.testing.ledger import BatchRecord, LedgerRunner, RowRecord
+from minivllm_plugin.testing.recorder import EventRecorder, RecordedRequest
 
 if TYPE_CHECKING:
     from minivllm_plugin.simulation.run import simulate
@@ -33,14 +36,19 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchRecord",
     "ChooseToken",
+    "EventRecorder",
+    "FoldedBlock",
+    "FoldedBlocks",
     "HashedLogits",
     "HashedTokens",
     "InvariantError",
     "LedgerRunner",
     "LogitsRunner",
+    "RecordedRequest",
     "RowRecord",
     "ScriptedLogits",
     "ScriptedTokens",
+    "VirtualClock",
     "assert_invariants",
     "check_pool",
     "drive",

@@ -53,7 +53,7 @@ def test_a_slow_observer_is_moved_to_a_thread_with_all_its_hooks(clock: HandTurn
         clock.now += 0.002
 
     plugin = make_plugin(step_started=step_started, step_finished=lambda report: note("finished", report.state.step))
-    bench = Bench(plugins=[plugin, make_plugin("quick", step_started=lambda plan: None)])
+    bench = Bench(plugins=[plugin, make_plugin("quick", step_started=lambda plan: None)], budget=0.1)
     bench.add([1, 2, 3], 40)
     bench.finish()
     bench.plugins.stopped(Any, None)  # type: ignore[arg-type]  # nobody looks at the handle
@@ -71,7 +71,7 @@ def test_what_is_quick_enough_stays(clock: HandTurned) -> None:
     def step_started() -> None:
         clock.now += 0.0009
 
-    bench = Bench(plugins=[make_plugin(step_started=step_started)])
+    bench = Bench(plugins=[make_plugin(step_started=step_started)], budget=0.1)
     bench.add([1, 2, 3], 60)
     bench.finish()
     assert bench.report().errors == ()
@@ -85,7 +85,31 @@ def test_a_few_slow_calls_at_first_are_forgiven(clock: HandTurned) -> None:
         count[0] += 1
         clock.now += 0.004 if count[0] <= 3 else 0.0
 
-    bench = Bench(plugins=[make_plugin(step_started=step_started)])
+    bench = Bench(plugins=[make_plugin(step_started=step_started)], budget=0.1)
+    bench.add([1, 2, 3], 60)
+    bench.finish()
+    assert bench.report().errors == ()
+
+
+@pytest.mark.parametrize(("pause", "is_out"), [(0.040, False), (0.400, True)])
+def test_a_pause_now_and_then_is_the_machines_unless_it_is_long(clock: HandTurned, pause: float, is_out: bool) -> None:
+    count = [0]
+
+    def step_budget() -> None:
+        count[0] += 1
+        clock.now += 0.0001 if count[0] % 16 else pause
+
+    bench = Bench(policies=[make_plugin(step_budget=step_budget)], budget=0.1)
+    bench.add([1, 2, 3], 100)
+    bench.finish()
+    assert bool(bench.report().errors) == is_out
+
+
+def test_nobody_is_called_slow_while_errors_are_raised(clock: HandTurned) -> None:
+    def step_started() -> None:
+        clock.now += 10.0
+
+    bench = Bench(plugins=[make_plugin(step_started=step_started)], budget=0.1, errors="raise")
     bench.add([1, 2, 3], 60)
     bench.finish()
     assert bench.report().errors == ()
@@ -117,7 +141,9 @@ def test_a_slow_policy_is_taken_out(clock: HandTurned, caplog: pytest.LogCapture
         return Budget(num_sequences=1)
 
     plans: list[Any] = []
-    bench = Bench(plugins=[make_plugin("watch", step_started=plans.append)], policies=[make_plugin(step_budget=step_budget)])
+    bench = Bench(
+        plugins=[make_plugin("watch", step_started=plans.append)], policies=[make_plugin(step_budget=step_budget)], budget=0.1
+    )
     for start in (1, 11, 21, 31):
         bench.add([start, start + 1], 20)
     bench.finish()
@@ -134,7 +160,7 @@ def test_the_time_of_a_slow_generator_is_its_policys(clock: HandTurned) -> None:
             clock.now += 0.002
             yield request.request_id
 
-    bench = Bench(policies=[make_plugin(order_waiting=order_waiting)], max_num_sequences=1)
+    bench = Bench(policies=[make_plugin(order_waiting=order_waiting)], max_num_sequences=1, budget=0.1)
     for start in range(1, 600, 20):
         bench.add([start, start + 1], 1)
     bench.finish()
@@ -147,7 +173,7 @@ def test_a_slow_salt_is_never_taken_out(clock: HandTurned) -> None:
         clock.now += 1.0
         return str(request.tenant)
 
-    bench = Bench(policies=[make_plugin(cache_salt=cache_salt)])
+    bench = Bench(policies=[make_plugin(cache_salt=cache_salt)], budget=0.1)
     for number in range(40):
         seq = bench.add([1, 2, 3, 4, 5], 1, metadata={"tenant": str(number % 2)})
         bench.finish()
