@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from minivllm_plugin.errors import ConfigError
-from minivllm_plugin.events import StepPlan, StepReport
+from minivllm_plugin.events import RequestOutcome, StepPlan, StepReport
 from minivllm_plugin.hookspecs import hookimpl
 from minivllm_plugin.plugins.first_party.arguments import check_count, check_number
 from minivllm_plugin.plugins.first_party.ordering import WHOLE_QUEUE, free_places
@@ -154,10 +154,12 @@ class FairShare:
                     self._accounts[live.tenant].counter += self.output_weight / self.shares.get(live.tenant, 1.0)
 
     @hookimpl
-    def minivllm_request_finished(self, request: RequestView) -> None:
+    def minivllm_request_finished(self, request: RequestView, outcome: RequestOutcome) -> None:
+        if outcome.reason == "rejected":  # it was never queued; its id may be that of one which was
+            return
         with self._lock:
             live = self._live.pop(request.request_id, None)
-            if live is None:  # a policy refused it
+            if live is None:
                 return
             account = self._accounts[live.tenant]
             account.num_live -= 1

@@ -4,9 +4,11 @@ import pytest
 from policy_bench import Bench, mixed, state, view
 
 from minivllm_plugin.errors import ConfigError
-from minivllm_plugin.events import StepPlan, StepReport
+from minivllm_plugin.events import RequestOutcome, StepPlan, StepReport
 from minivllm_plugin.plugins.first_party.fair import FairShare
 from minivllm_plugin.simulation import generate_trace, simulate
+
+OUTCOME = RequestOutcome("length", None, 10, 1, 0, 0, 0.0, None, None, None)
 
 
 def plan(admitted: tuple[str, ...] = (), resumed: tuple[str, ...] = (), preempted: tuple[str, ...] = ()) -> StepPlan:
@@ -92,7 +94,7 @@ def test_idle_tenants_are_forgotten() -> None:
         request_id, tenant = f"r{number}", f"T{number}"
         queue(policy, request_id, tenant, number)
         policy.minivllm_step_started(plan(admitted=(request_id,)))
-        policy.minivllm_request_finished(view(request_id, number, tenant=tenant))
+        policy.minivllm_request_finished(view(request_id, number, tenant=tenant), OUTCOME)
         assert len(policy.counters) <= 2 * 8 + 64
     assert policy.counters["T999"] == 10_000.0  # each was lifted to where the one before it stood
 
@@ -103,12 +105,20 @@ def test_a_tenant_in_debt_is_remembered() -> None:
     queue(policy, "waits", "Z")
     queue(policy, "big", "A", 1, num_prompt_tokens=10_000)
     policy.minivllm_step_started(plan(admitted=("big",)))
-    policy.minivllm_request_finished(view("big", 1, tenant="A"))
+    policy.minivllm_request_finished(view("big", 1, tenant="A"), OUTCOME)
     for number in range(300):
         queue(policy, f"r{number}", f"T{number}", number + 2)
-        policy.minivllm_request_finished(view(f"r{number}", number + 2, tenant=f"T{number}"))
+        policy.minivllm_request_finished(view(f"r{number}", number + 2, tenant=f"T{number}"), OUTCOME)
     assert policy.counters["A"] == 10_000.0
     assert len(policy.counters) <= 2 * 8 + 64
+
+
+def test_a_rejected_request_with_the_id_of_a_live_one_changes_nothing() -> None:
+    policy = FairShare()
+    queue(policy, "a", "A")
+    policy.minivllm_request_finished(view("a", tenant="A"), OUTCOME._replace(reason="rejected"))
+    policy.minivllm_step_started(plan(admitted=("a",)))
+    assert policy.counters == {"A": 10.0}
 
 
 def test_a_new_engine_starts_without_the_requests_of_the_old_one() -> None:
