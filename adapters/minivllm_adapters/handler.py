@@ -52,8 +52,8 @@ class MinivllmProvider(CustomLLM):
         """One whole answer, or one choice a prompt and ``n``."""
         try:
             deadline, plan = _understand(messages, kwargs, stream=False)
-            streams = _submit(model, self._loads.open(model, deadline), plan, deadline)
-            return whole_response(model, plan, _results(streams))
+            llm = self._loads.open(model, deadline)
+            return whole_response(model, plan, _results(_submit(model, llm, plan, deadline)), llm)
         except Exception as error:
             _raise(error, model)
 
@@ -63,23 +63,21 @@ class MinivllmProvider(CustomLLM):
             deadline, plan = _understand(messages, kwargs, stream=False)
             llm = await self._loads.aopen(model, deadline)
             streams = await _asubmit(model, llm, plan, deadline)
-            return whole_response(model, plan, await _aresults(streams))
+            return whole_response(model, plan, await _aresults(streams), llm)
         except Exception as error:
             _raise(error, model)
 
     def streaming(self, model: str, messages: list[Any], **kwargs: Any) -> Iterator[ModelResponseStream]:  # type: ignore[override]
         """An iterator over the chunks of an answer that the engine has admitted."""
         try:
-            stream, chat = self._admit_stream(model, messages, kwargs)
-            return SyncChunks(stream, model, chat=chat)
+            return SyncChunks(*self._admit_stream(model, messages, kwargs))
         except Exception as error:
             _raise(error, model)
 
     def astreaming(self, model: str, messages: list[Any], **kwargs: Any) -> AsyncIterator[ModelResponseStream]:  # type: ignore[override]
         """An asynchronous iterator; a plain function, because LiteLLM does not await the call."""
         try:
-            stream, chat = self._admit_stream(model, messages, kwargs)
-            return AsyncChunks(stream, model, chat=chat)
+            return AsyncChunks(*self._admit_stream(model, messages, kwargs))
         except Exception as error:
             _raise(error, model)
 
@@ -91,10 +89,13 @@ class MinivllmProvider(CustomLLM):
         """Refused like :meth:`embedding`."""
         self.embedding(model, input, **kwargs)
 
-    def _admit_stream(self, model: str, messages: list[Any], kwargs: dict[str, Any]) -> "tuple[RequestStream, bool]":
+    def _admit_stream(
+        self, model: str, messages: list[Any], kwargs: dict[str, Any]
+    ) -> "tuple[RequestStream, str, CallPlan, LLM]":
         deadline, plan = _understand(messages, kwargs, stream=True)
-        [stream] = _submit(model, self._loads.open(model, deadline), plan, deadline)
-        return stream, plan.messages is not None
+        llm = self._loads.open(model, deadline)
+        [stream] = _submit(model, llm, plan, deadline)
+        return stream, model, plan, llm
 
 
 def _understand(messages: Sequence[Any], kwargs: dict[str, Any], *, stream: bool) -> tuple[Deadline, CallPlan]:
@@ -116,22 +117,22 @@ def _submit(model: str, llm: "LLM", plan: CallPlan, deadline: Deadline) -> "list
     if deadline.remaining() == 0.0:
         raise deadline.expired(f"model {model!r} was loading")
     announce(model, llm)
-    defaults = llm.default_sampling_params()
-    params = [plan.sampling_params(defaults, choice) for choice in range(plan.choices_per_prompt)]
+    params = plan.sampling_params(llm.default_sampling_params(), llm.tool_format)
     streams: list[RequestStream] = []
     try:
         for index in range(plan.num_requests):
-            prompt_index, choice = divmod(index, plan.choices_per_prompt)
             queue: dict[str, Any] = {
                 "request_id": plan.request_name(index),
                 "timeout": deadline.remaining(),
                 "priority": plan.priority,
                 "cache_salt": plan.cache_salt,
+                "metadata": plan.metadata,
             }
             if plan.messages is not None:
-                streams.append(llm.submit_chat(plan.messages, params[choice], **plan.template, **queue))
+                tools = list(plan.tools.tools) or None
+                streams.append(llm.submit_chat(plan.messages, params, tools=tools, **plan.template, **queue))
             else:
-                streams.append(llm.submit(plan.prompts[prompt_index], params[choice], **queue))
+                streams.append(llm.submit(plan.prompts[index], params, **queue))
     except BaseException:
         _close_all(streams)
         raise

@@ -6,13 +6,29 @@ is found out. A name that stands in none of these sets is unknown and is refused
 
 from collections.abc import Mapping
 
-__all__ = ["ADMISSION", "ALIASES", "CHAT_TEMPLATE", "HINTS", "IGNORED", "NEUTRAL_ONLY", "OPENAI", "SAMPLING", "SUPPORTED"]
+from minivllm_adapters.format_params import FORMATS
+from minivllm_adapters.tool_params import TOOLS
+
+__all__ = [
+    "ADMISSION",
+    "ALIASES",
+    "CHAT_TEMPLATE",
+    "HINTS",
+    "IGNORED",
+    "NEUTRAL_ONLY",
+    "OPENAI",
+    "REASONING",
+    "REPORT",
+    "SAMPLING",
+    "SUPPORTED",
+]
 
 # Fields of SamplingParams under their own names.
 SAMPLING = frozenset(
     {
         "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos",
-        "include_stop_str_in_output", "skip_special_tokens", "extra_args",
+        "include_stop_str_in_output", "skip_special_tokens", "extra_args", "presence_penalty", "frequency_penalty",
+        "repetition_penalty", "logit_bias", "bad_words", "allowed_token_ids", "prompt_logprobs", "n",
     }
 )  # fmt: skip
 # The second is what vLLM's server calls the parameters of its plugins.
@@ -21,10 +37,16 @@ ALIASES: Mapping[str, str] = {"max_completion_tokens": "max_tokens", "vllm_xargs
 # How the messages become a prompt.
 CHAT_TEMPLATE = frozenset({"add_generation_prompt", "continue_final_message", "chat_template_kwargs"})
 
-# How the request is queued.
-ADMISSION = frozenset({"request_id", "priority", "cache_salt"})
+# How the request is queued. LiteLLM keeps ``metadata`` for itself, so what plugins are to see has a name of its own.
+ADMISSION = frozenset({"request_id", "priority", "cache_salt", "request_metadata"})
 
-SUPPORTED = SAMPLING | CHAT_TEMPLATE | ADMISSION | ALIASES.keys() | {"n", "prompt_token_ids"}
+# What is reported, and which completions are returned.
+REPORT = frozenset({"logprobs", "top_logprobs", "echo", "best_of"})
+
+# Whether the model reasons before it answers, for templates that have the switch.
+REASONING = frozenset({"reasoning_effort", "thinking"})
+
+SUPPORTED = SAMPLING | CHAT_TEMPLATE | ADMISSION | REPORT | REASONING | FORMATS | TOOLS | ALIASES.keys() | {"prompt_token_ids"}
 
 # Accepted and without effect on the tokens, each for the reason beside it. Everything else that has no effect is refused.
 IGNORED: Mapping[str, str] = {
@@ -41,57 +63,29 @@ IGNORED: Mapping[str, str] = {
 
 # Accepted only with the value that changes nothing (None is always accepted); any other is refused until it is built.
 NEUTRAL_ONLY: Mapping[str, tuple[object, ...]] = {
-    "allowed_token_ids": (),
     "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
     "detokenize": (True,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0,),
-    "prompt_logprobs": (False,),
-    "reasoning_effort": (),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "structured_outputs": ({},),
     "suffix": ("",),
-    "thinking": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 
 # Names from the OpenAI API: what LiteLLM's ``drop_params`` switch is allowed to drop.
-OPENAI = frozenset(NEUTRAL_ONLY) - {
-    "allowed_token_ids", "bad_words", "detokenize", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
-    "length_penalty", "logits_processors", "prompt_logprobs", "repetition_penalty", "structured_outputs", "use_beam_search",
-}  # fmt: skip
+OPENAI = frozenset(NEUTRAL_ONLY) - {"detokenize", "length_penalty", "logits_processors", "use_beam_search"}
 
 # What to do instead, for names that people are likely to try.
 HINTS: Mapping[str, str] = {
-    "reasoning_effort": "pass chat_template_kwargs={'enable_thinking': False} (or True) to a model whose template knows it",
-    "thinking": "pass chat_template_kwargs={'enable_thinking': False} (or True) to a model whose template knows it",
     "enable_thinking": "pass chat_template_kwargs={'enable_thinking': False} (or True)",
-    "best_of": "pass n=… and choose yourself",
-    "response_format": "ask for the format in the prompt",
-    "tools": "describe the tools in the prompt",
+    "functions": "pass tools",
+    "function_call": "pass tool_choice",
     "service_tier": "pass priority=… with scheduling_policy='priority'",
 }

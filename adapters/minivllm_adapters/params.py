@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from minivllm_adapters.format_params import wanted_format
 from minivllm_adapters.parameters_table import (
     ALIASES,
     CHAT_TEMPLATE,
@@ -15,16 +16,18 @@ from minivllm_adapters.parameters_table import (
     IGNORED,
     NEUTRAL_ONLY,
     OPENAI,
+    REASONING,
     SAMPLING,
     SUPPORTED,
 )
+from minivllm_adapters.tool_params import ToolPlan, wanted_tools
 from minivllm_plugin.errors import InvalidRequestError, UnsupportedFeatureError
 from minivllm_plugin.sampling_parameters import SamplingParams
+from minivllm_plugin.structured.tool_grammar import tool_grammar
 
 __all__ = ["CallPlan", "plan_call"]
 
-NUM_SEEDS = 2**64
-MAX_CHOICES = 128  # OpenAI's own bound of ``n``
+MAX_BEST_OF = 128
 TEXT_COMPLETION_MAX_TOKENS = 16  # the completions API's documented default, in OpenAI, LiteLLM and vLLM alike
 STREAM_OPTIONS = frozenset({"include_usage", "include_obfuscation"})  # LiteLLM adds the usage chunk; obfuscation is transport
 
@@ -36,9 +39,12 @@ class CallPlan:
     Attributes:
         messages: the conversation, or None for a text completion.
         prompts: raw prompts of a text completion, as strings or token ids; empty for a chat.
-        choices_per_prompt: OpenAI's ``n``.
-        sampling: fields to change in the model's default sampling parameters.
+        choices_per_prompt: choices returned for each prompt, OpenAI's ``n``.
+        sampling: fields to change in the model's default sampling parameters; its ``n`` counts what is generated.
         template: keyword arguments of the chat template.
+        tools: what may be called.
+        echo: the prompt's text goes before each completion's.
+        num_top_logprobs: of the most likely tokens, told at each place; None: none are asked for.
         priority: smaller is served earlier under the engine's priority policy.
         cache_salt: prefixes are shared only between requests with an equal salt.
         request_id: the caller's id, or None to have one made.
@@ -49,23 +55,35 @@ class CallPlan:
     choices_per_prompt: int = 1
     sampling: Mapping[str, object] = field(default_factory=dict)
     template: Mapping[str, Any] = field(default_factory=dict)
+    tools: ToolPlan = field(default_factory=ToolPlan)
+    echo: bool = False
+    num_top_logprobs: int | None = None
     priority: int = 0
     cache_salt: str | None = None
     request_id: str | None = None
+    metadata: Mapping[str, Any] | None = None
 
     @property
     def num_requests(self) -> int:
-        """Engine requests that this call needs."""
-        return self.choices_per_prompt * (1 if self.messages is not None else len(self.prompts))
+        """Engine requests that this call needs: one a prompt, however many choices it has."""
+        return 1 if self.messages is not None else len(self.prompts)
 
-    def sampling_params(self, defaults: SamplingParams, choice: int = 0) -> SamplingParams:
-        """The parameters of one choice. A seeded call gives choice ``k`` the seed ``seed + k``, as vLLM does.
+    def sampling_params(self, defaults: SamplingParams, tool_format: str = "hermes") -> SamplingParams:
+        """The parameters of each request.
+
+        Args:
+            defaults: of the model.
+            tool_format: in which it writes tool calls; calls that must be made are forced into it.
 
         Raises:
             InvalidRequestError: a value is out of range; names field, value and range.
+            UnsupportedFeatureError: calls in this format cannot be forced.
         """
         params = defaults.replace(**self.sampling)
-        return params if choice == 0 or params.seed is None else params.replace(seed=(params.seed + choice) % NUM_SEEDS)
+        if not self.tools.must_call:
+            return params
+        form = tool_grammar(self.tools.tools, tool_format=tool_format, only=self.tools.only, parallel=self.tools.parallel)
+        return params.replace(structured_outputs=form)
 
     def request_name(self, index: int) -> str | None:
         """The caller's request id, numbered when the call needs several requests (ids are unique in the engine)."""
@@ -81,7 +99,7 @@ def plan_call(
         messages: as LiteLLM hands them over; of a text completion, one user message a prompt.
         optional_params: every keyword that LiteLLM did not keep for itself; ``extra_body`` is merged and wins.
         text_completion: prompts go to the model as they are, without the chat template.
-        stream: several choices cannot be streamed.
+        stream: choices cannot be chosen from, nor several prompts told apart, in a stream.
         drop_unsupported: LiteLLM's ``drop_params``: leave out OpenAI parameters that are not supported instead of refusing.
 
     Raises:
@@ -89,23 +107,28 @@ def plan_call(
         InvalidRequestError: a value has the wrong type or range.
     """
     wanted = _wanted(optional_params, drop_unsupported=drop_unsupported)
-    choices = _integer(wanted, "n", 1)
-    if not 1 <= choices <= MAX_CHOICES:
-        raise InvalidRequestError(f"n={choices} must be between 1 and {MAX_CHOICES}")
-    if stream and choices > 1:
-        if not drop_unsupported:
-            raise UnsupportedFeatureError(f"n={choices} is not supported with stream=True; make several calls")
-        choices = 1
     prompts = _prompts(messages, wanted.get("prompt_token_ids")) if text_completion else ()
     if stream and len(prompts) > 1:
         raise UnsupportedFeatureError(f"{len(prompts)} prompts are not supported with stream=True; make one call a prompt")
     if not text_completion and "prompt_token_ids" in wanted:
         raise UnsupportedFeatureError("prompt_token_ids has no meaning beside chat messages; use litellm.text_completion")
-    if text_completion and (template := sorted(CHAT_TEMPLATE & wanted.keys())):
+    if text_completion and (template := sorted((CHAT_TEMPLATE | REASONING) & wanted.keys())):
         raise UnsupportedFeatureError(f"{template[0]} has no meaning in a text completion: no chat template is applied")
     sampling = {name: wanted[name] for name in SAMPLING & wanted.keys()}
     if text_completion:
         sampling.setdefault("max_tokens", TEXT_COMPLETION_MAX_TOKENS)
+    tools = wanted_tools(wanted)
+    if text_completion and tools.tools:
+        raise UnsupportedFeatureError("tools have no meaning in a text completion: no chat template is applied")
+    sampling["structured_outputs"] = wanted_format(wanted)
+    if tools.must_call and sampling["structured_outputs"] is not None:
+        raise InvalidRequestError("tool_choice forces a call and response_format another form; leave one of them out")
+    num_top = _logprobs(wanted, text_completion=text_completion)
+    choices = _integer(wanted, "n", 1)
+    if _best_of(wanted, choices, stream=stream, text_completion=text_completion) > choices:
+        sampling["n"] = wanted["best_of"]
+    if num_top is not None or sampling.get("n", 1) != choices:
+        sampling["logprobs"] = num_top or 0
     SamplingParams(max_tokens=None).replace(**sampling)  # a bad value is told before a model is loaded for it
     return CallPlan(
         messages=None if text_completion else _chat_messages(messages),
@@ -113,10 +136,48 @@ def plan_call(
         choices_per_prompt=choices,
         sampling=sampling,
         template=_template(wanted),
+        tools=tools,
+        echo=_echo(wanted, stream=stream, text_completion=text_completion),
+        num_top_logprobs=num_top,
         priority=_integer(wanted, "priority", 0),
         cache_salt=_text(wanted, "cache_salt"),
         request_id=_text(wanted, "request_id"),
+        metadata=_mapping(wanted, "request_metadata"),
     )
+
+
+def _logprobs(wanted: Mapping[str, Any], *, text_completion: bool) -> int | None:
+    """How many of the most likely tokens are told at each place; None: no log-probabilities are asked for."""
+    asked, top = wanted.get("logprobs", False), wanted.get("top_logprobs", 0)
+    if isinstance(top, bool) or not isinstance(top, int):
+        raise InvalidRequestError(f"top_logprobs must be an integer, got {top!r}")
+    if text_completion and asked is not False:
+        raise UnsupportedFeatureError(
+            "logprobs of a text completion do not get through LiteLLM; use litellm.completion(logprobs=True, top_logprobs=…)"
+        )
+    if not isinstance(asked, bool):
+        raise InvalidRequestError(f"logprobs must be True or False in a chat, got {asked!r}; their number is top_logprobs")
+    if top and not asked:
+        raise InvalidRequestError(f"top_logprobs={top} needs logprobs=True")
+    return top if asked else None
+
+
+def _best_of(wanted: Mapping[str, Any], choices: int, *, stream: bool, text_completion: bool) -> int:
+    best_of = _integer(wanted, "best_of", choices)
+    if not choices <= best_of <= MAX_BEST_OF:
+        raise InvalidRequestError(f"best_of={best_of} must be between n={choices} and {MAX_BEST_OF}")
+    if best_of > choices and (stream or not text_completion):
+        raise UnsupportedFeatureError(f"best_of={best_of} needs a text completion that is not streamed: it chooses at the end")
+    return best_of
+
+
+def _echo(wanted: Mapping[str, Any], *, stream: bool, text_completion: bool) -> bool:
+    echo = wanted.get("echo", False)
+    if not isinstance(echo, bool):
+        raise InvalidRequestError(f"echo must be True or False, got {echo!r}")
+    if echo and (stream or not text_completion):
+        raise UnsupportedFeatureError("echo needs a text completion that is not streamed")
+    return echo
 
 
 def _wanted(optional_params: Mapping[str, Any], *, drop_unsupported: bool) -> dict[str, Any]:
@@ -172,12 +233,39 @@ def _text(wanted: Mapping[str, Any], name: str) -> str | None:
     return value
 
 
+def _mapping(wanted: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    value = wanted.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidRequestError(f"{name} must be a dict, got {value!r:.100}")
+    return value
+
+
+def _thinks(wanted: Mapping[str, Any]) -> bool | None:
+    """Whether the model is to reason, by OpenAI's ``reasoning_effort`` or Anthropic's ``thinking``; None: nothing is said."""
+    effort, thinking = wanted.get("reasoning_effort"), wanted.get("thinking")
+    if thinking is not None:
+        kind = thinking.get("type") if isinstance(thinking, Mapping) else None
+        if kind not in ("enabled", "adaptive", "disabled"):
+            raise InvalidRequestError(f'thinking must be {{"type": "enabled"}} or {{"type": "disabled"}}, got {thinking!r:.100}')
+        return kind != "disabled"
+    if effort is None:
+        return None
+    if isinstance(effort, Mapping):  # LiteLLM's bridge from the Responses API
+        effort = effort.get("effort")
+    if not isinstance(effort, str):
+        raise InvalidRequestError(f"reasoning_effort must be none, minimal, low, medium or high, got {effort!r:.100}")
+    return effort not in ("none", "disable")
+
+
 def _template(wanted: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: wanted[name] for name in sorted(CHAT_TEMPLATE & wanted.keys())}
     for name, value in options.items():
         kind, what = (Mapping, "a dict") if name == "chat_template_kwargs" else (bool, "True or False")
         if not isinstance(value, kind):
             raise InvalidRequestError(f"{name} must be {what}, got {value!r}")
+    thinks = _thinks(wanted)
+    if thinks is not None:  # a switch given by name counts more
+        options["chat_template_kwargs"] = {"enable_thinking": thinks, **options.get("chat_template_kwargs", {})}
     return options
 
 

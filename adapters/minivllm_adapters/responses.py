@@ -3,20 +3,42 @@
 One function computes usage, from the engine's own counts, for every call style: a streamed and a whole answer cannot differ.
 """
 
+import secrets
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from litellm import Choices, Message, ModelResponse, Usage
-from litellm.types.utils import Delta, ModelResponseStream, PromptTokensDetailsWrapper, StreamingChoices
+from litellm.types.utils import (
+    ChatCompletionDeltaToolCall,
+    ChatCompletionMessageToolCall,
+    ChoiceLogprobs,
+    Delta,
+    Function,
+    ModelResponseStream,
+    PromptTokensDetailsWrapper,
+    StreamingChoices,
+)
 
+from minivllm_adapters.logprobs import chat_logprobs
 from minivllm_adapters.params import CallPlan
 from minivllm_plugin.errors import MinivllmError, RequestAbortedError, RequestFailedError
 
 if TYPE_CHECKING:
-    from minivllm_plugin.serving.outputs import RequestOutput
+    from minivllm_plugin.parsing.chat_output import ChatOutputParser
+    from minivllm_plugin.serving.llm import LLM
+    from minivllm_plugin.serving.outputs import CompletionOutput, RequestOutput
 
-__all__ = ["ChunkFactory", "finish_reason", "no_end", "response_id", "usage_of", "whole_response"]
+__all__ = [
+    "ChunkFactory",
+    "finish_reason",
+    "new_call_id",
+    "no_end",
+    "response_id",
+    "tool_call",
+    "usage_of",
+    "whole_response",
+]
 
 
 def response_id(request_id: str, *, chat: bool) -> str:
@@ -43,61 +65,139 @@ def no_end(reason: str | None, request_id: str) -> MinivllmError:
     return RequestFailedError(f"request {request_id} ended with reason {reason!r} instead of stop or length")
 
 
-def usage_of(outputs: Sequence["RequestOutput"], choices_per_prompt: int = 1) -> Usage:
+def usage_of(outputs: Sequence["RequestOutput"]) -> Usage:
     """Tokens of one call as OpenAI counts them: each prompt once however many choices it has, every completion token."""
-    prompts = outputs[::choices_per_prompt]
-    num_prompt_tokens = sum(len(output.prompt_token_ids) for output in prompts)
-    num_completion_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    num_prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    num_completion_tokens = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
     return Usage(
         prompt_tokens=num_prompt_tokens,
         completion_tokens=num_completion_tokens,
         total_tokens=num_prompt_tokens + num_completion_tokens,
-        prompt_tokens_details=PromptTokensDetailsWrapper(cached_tokens=sum(output.num_cached_tokens or 0 for output in prompts)),
+        prompt_tokens_details=PromptTokensDetailsWrapper(cached_tokens=sum(output.num_cached_tokens or 0 for output in outputs)),
     )
 
 
-def whole_response(model: str, plan: CallPlan, outputs: Sequence["RequestOutput"]) -> ModelResponse:
+def whole_response(model: str, plan: CallPlan, outputs: Sequence["RequestOutput"], llm: "LLM") -> ModelResponse:
     """The answer of a call that does not stream; choices are ordered by prompt, then by choice."""
-    choices = [
-        Choices(
-            index=index,
-            finish_reason=finish_reason(output.outputs[0].finish_reason, output.request_id),
-            message=Message(role="assistant", content=output.outputs[0].text),
-        )
-        for index, output in enumerate(outputs)
-    ]
-    return ModelResponse(
+    choices: list[Choices] = []
+    for number, output in enumerate(outputs):
+        for completion in _chosen(plan, output):
+            reason = finish_reason(completion.finish_reason, output.request_id)
+            if plan.messages is None:
+                text = _prompt_text(plan, number, llm) + completion.text if plan.echo else completion.text
+                message = Message(role="assistant", content=text)
+            else:
+                message, reason = _message(
+                    llm.output_parser(plan.tools.tools, prompt_token_ids=output.prompt_token_ids), completion.text, reason
+                )
+            choice = Choices(index=len(choices), finish_reason=reason, message=message)
+            if plan.num_top_logprobs is not None:
+                choice.logprobs = chat_logprobs(completion.logprobs, plan.num_top_logprobs)
+            choices.append(choice)
+    response = ModelResponse(
         id=response_id(plan.request_id or outputs[0].request_id, chat=plan.messages is not None),
         created=int(time.time()),
         model=model,
         choices=choices,
-        usage=usage_of(outputs, plan.choices_per_prompt),
+        usage=usage_of(outputs),
+    )
+    if outputs[0].prompt_logprobs is not None:
+        response.prompt_logprobs = _prompt_logprobs(outputs)  # where vLLM's server has them
+    return response
+
+
+def tool_call(identity: str, index: int, name: str | None, arguments: str) -> ChatCompletionDeltaToolCall:
+    """One call, or a piece of one, as a chunk carries it."""
+    return ChatCompletionDeltaToolCall(
+        id=identity if name is not None else None,
+        type="function",
+        index=index,
+        function=Function(name=name, arguments=arguments),
     )
 
 
+def new_call_id() -> str:
+    """OpenAI's form: ``call_`` and 24 letters and digits."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _message(parser: "ChatOutputParser", text: str, reason: str) -> tuple[Message, str]:
+    answer = parser.parse(text)
+    calls = [
+        ChatCompletionMessageToolCall(
+            id=new_call_id(), type="function", function=Function(name=call.name, arguments=call.arguments)
+        )
+        for call in answer.calls
+    ]
+    message = Message(
+        role="assistant",
+        content=answer.text or (None if calls else ""),
+        tool_calls=calls or None,
+        reasoning_content=answer.reasoning or None,
+    )
+    return message, "tool_calls" if calls and reason == "stop" else reason
+
+
+def _chosen(plan: CallPlan, output: "RequestOutput") -> "list[CompletionOutput]":
+    """With ``best_of``, those with the highest mean log-probability a token; else all, in order."""
+    completions = list(output.outputs)
+    if len(completions) > plan.choices_per_prompt:
+        completions.sort(key=lambda one: -(one.cumulative_logprob or 0.0) / max(1, len(one.token_ids)))
+    return completions[: plan.choices_per_prompt]
+
+
+def _prompt_text(plan: CallPlan, number: int, llm: "LLM") -> str:
+    prompt = plan.prompts[number]
+    if isinstance(prompt, str):
+        return prompt
+    return "" if llm.tokenizer is None else llm.tokenizer.decode(prompt)
+
+
+def _prompt_logprobs(outputs: Sequence["RequestOutput"]) -> list[Any]:
+    told = [
+        [
+            None if entry is None else {str(token): one._asdict() for token, one in entry.items()}
+            for entry in output.prompt_logprobs or []
+        ]
+        for output in outputs
+    ]
+    return told[0] if len(told) == 1 else told
+
+
 class ChunkFactory:
-    """The chunks of one stream: same id, model and creation time on all, the role on the first that carries anything."""
+    """The chunks of one stream: same id, model and creation time on all, the role on the first of each choice that carries
+    anything.
+
+    LiteLLM reads only the first entry of a chunk's ``choices`` and takes the first reason it meets for that of the whole
+    stream. So a reason of a later choice travels as a second entry, and that of choice 0 comes last.
+    """
 
     def __init__(self, model: str, identity: str) -> None:
         self._model = model
         self._identity = identity
         self._created: int | None = None  # set with the first chunk: LiteLLM stamps the chunks that it makes itself then
-        self._role: str | None = "assistant"
+        self._begun: set[int] = set()
 
-    def text(self, text: str) -> ModelResponseStream:
-        """A piece of the answer."""
-        return self._chunk(Delta(role=self._role, content=text))
+    def piece(self, index: int, logprobs: ChoiceLogprobs | None = None, **content: Any) -> ModelResponseStream:
+        """A piece of choice ``index``: ``content``, ``reasoning_content`` or ``tool_calls``."""
+        role = None if index in self._begun else "assistant"
+        self._begun.add(index)
+        choice = StreamingChoices(index=index, delta=Delta(role=role, **content), logprobs=logprobs)
+        return self._chunk([choice])
+
+    def end_of_choice(self, index: int, reason: str) -> ModelResponseStream:
+        """The end of a choice other than 0."""
+        role = None if index in self._begun else "assistant"
+        empty = StreamingChoices(index=0, delta=Delta())
+        return self._chunk([empty, StreamingChoices(index=index, delta=Delta(role=role), finish_reason=reason)])
 
     def end(self, reason: str, usage: Usage) -> list[ModelResponseStream]:
-        """The last chunks. Usage goes before the reason: LiteLLM stops listening once it has seen a reason."""
-        head = [self.text("")] if self._role is not None else []  # an empty answer still says whose it is
-        return [*head, self._chunk(Delta(), usage=usage), self._chunk(Delta(), reason=reason)]
+        """The last chunks, with the reason of choice 0. Usage goes before: LiteLLM stops listening once it has seen a reason."""
+        head = [] if 0 in self._begun else [self.piece(0, content="")]  # an empty answer still says whose it is
+        counted = self._chunk([StreamingChoices(index=0, delta=Delta())])
+        counted.usage = usage
+        return [*head, counted, self._chunk([StreamingChoices(index=0, delta=Delta(), finish_reason=reason)])]
 
-    def _chunk(self, delta: Delta, *, reason: str | None = None, usage: Usage | None = None) -> ModelResponseStream:
-        self._role = None
+    def _chunk(self, choices: list[StreamingChoices]) -> ModelResponseStream:
         self._created = self._created or int(time.time())
-        choice = StreamingChoices(index=0, delta=delta, finish_reason=reason)
-        chunk = ModelResponseStream(id=self._identity, created=self._created, model=self._model, choices=[choice])
-        if usage is not None:
-            chunk.usage = usage
-        return chunk
+        return ModelResponseStream(id=self._identity, created=self._created, model=self._model, choices=choices)

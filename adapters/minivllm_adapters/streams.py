@@ -11,27 +11,48 @@ chunks and costs the engine thread nothing.
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from litellm.types.utils import ModelResponseStream
 
 from minivllm_adapters.errors import litellm_error
-from minivllm_adapters.responses import ChunkFactory, no_end, response_id, usage_of
+from minivllm_adapters.logprobs import chat_logprobs
+from minivllm_adapters.params import CallPlan
+from minivllm_adapters.responses import ChunkFactory, new_call_id, no_end, response_id, tool_call, usage_of
+from minivllm_plugin.parsing.chat_output import ChatDelta, ChatOutputParser
 
 if TYPE_CHECKING:
+    from minivllm_plugin.serving.llm import LLM
+    from minivllm_plugin.serving.logprobs import Logprob
     from minivllm_plugin.serving.outputs import StreamDelta
     from minivllm_plugin.serving.stream import RequestStream
 
 __all__ = ["AsyncChunks", "SyncChunks"]
 
 
+@dataclass(slots=True)
+class _Choice:
+    """One completion of the request: its parser, the ids of its calls, log-probabilities that no chunk has carried yet."""
+
+    parser: ChatOutputParser
+    call_ids: dict[int, str] = field(default_factory=dict)
+    logprobs: "list[dict[int, Logprob]]" = field(default_factory=list)
+    reason: str | None = None
+
+
 class _Chunks:
     """What both kinds share: from the engine's deltas to LiteLLM's chunks, and the end of the request."""
 
-    def __init__(self, stream: "RequestStream", model: str, *, chat: bool) -> None:
+    def __init__(self, stream: "RequestStream", model: str, plan: CallPlan, llm: "LLM") -> None:
         self._stream = stream
         self._model = model
-        self._factory = ChunkFactory(model, response_id(stream.request_id, chat=chat))
+        self._plan = plan
+        self._make_parser = partial(llm.output_parser, plan.tools.tools, prompt_token_ids=stream.prompt_token_ids)
+        self._factory = ChunkFactory(model, response_id(stream.request_id, chat=plan.messages is not None))
+        self._choices: dict[int, _Choice] = {}
+        self._num_open = plan.choices_per_prompt
         self._ready: deque[ModelResponseStream] = deque()
         self._reason: str | None = None  # of the last delta
         self._ended = False
@@ -41,11 +62,41 @@ class _Chunks:
         if delta is None:
             raise no_end(self._reason, self._stream.request_id)
         self._reason = delta.finish_reason
-        if delta.text:
-            self._ready.append(self._factory.text(delta.text))
-        if delta.finish_reason in ("stop", "length"):
-            self._ready.extend(self._factory.end(delta.finish_reason, usage_of([self._stream.output])))
+        index = delta.index
+        choice = self._choices.get(index)
+        if choice is None:
+            parser = self._make_parser() if self._plan.messages is not None else ChatOutputParser()
+            choice = self._choices[index] = _Choice(parser)
+        if self._plan.num_top_logprobs is not None and delta.logprobs:
+            choice.logprobs += delta.logprobs
+        self._hand_out(index, choice, choice.parser.feed(delta.text))
+        if delta.finish_reason not in ("stop", "length"):
+            return
+        self._hand_out(index, choice, choice.parser.finish(), is_last=True)
+        choice.reason = "tool_calls" if choice.parser.num_calls and delta.finish_reason == "stop" else delta.finish_reason
+        self._num_open -= 1
+        if index:
+            self._ready.append(self._factory.end_of_choice(index, choice.reason))
+        if not self._num_open:
+            self._ready.extend(self._factory.end(self._choices[0].reason or "stop", usage_of([self._stream.output])))
             self._ended = True
+
+    def _hand_out(self, index: int, choice: "_Choice", news: ChatDelta, *, is_last: bool = False) -> None:
+        pieces: list[dict[str, Any]] = []
+        if news.reasoning:
+            pieces.append({"reasoning_content": news.reasoning})
+        if news.text:
+            pieces.append({"content": news.text})
+        for call in news.calls:
+            if call.name is not None:
+                choice.call_ids[call.index] = new_call_id()
+            pieces.append({"tool_calls": [tool_call(choice.call_ids[call.index], call.index, call.name, call.arguments)]})
+        if choice.logprobs and not pieces and is_last:
+            pieces.append({"content": ""})
+        for piece in pieces:
+            told = chat_logprobs(choice.logprobs, self._plan.num_top_logprobs or 0) if choice.logprobs else None
+            choice.logprobs = []
+            self._ready.append(self._factory.piece(index, told, **piece))
 
     def _fail(self, error: Exception) -> Exception:
         """Let go of the request and say what to raise."""
@@ -66,8 +117,8 @@ class _Chunks:
 class SyncChunks(_Chunks):
     """The iterator that ``streaming`` returns."""
 
-    def __init__(self, stream: "RequestStream", model: str, *, chat: bool) -> None:
-        super().__init__(stream, model, chat=chat)
+    def __init__(self, stream: "RequestStream", model: str, plan: CallPlan, llm: "LLM") -> None:
+        super().__init__(stream, model, plan, llm)
         self._source = iter(stream)
 
     def __iter__(self) -> Iterator[ModelResponseStream]:
@@ -90,8 +141,8 @@ class SyncChunks(_Chunks):
 class AsyncChunks(_Chunks):
     """The asynchronous iterator that ``astreaming`` returns; built in one thread, read on the caller's event loop."""
 
-    def __init__(self, stream: "RequestStream", model: str, *, chat: bool) -> None:
-        super().__init__(stream, model, chat=chat)
+    def __init__(self, stream: "RequestStream", model: str, plan: CallPlan, llm: "LLM") -> None:
+        super().__init__(stream, model, plan, llm)
         self._source: AsyncIterator[StreamDelta] | None = None  # made on the reader's loop
 
     def __aiter__(self) -> AsyncIterator[ModelResponseStream]:
