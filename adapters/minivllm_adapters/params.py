@@ -247,7 +247,7 @@ def _thinks(wanted: Mapping[str, Any]) -> bool | None:
         kind = thinking.get("type") if isinstance(thinking, Mapping) else None
         if kind not in ("enabled", "adaptive", "disabled"):
             raise InvalidRequestError(f'thinking must be {{"type": "enabled"}} or {{"type": "disabled"}}, got {thinking!r:.100}')
-        return kind != "disabled"
+        return bool(kind != "disabled")
     if effort is None:
         return None
     if isinstance(effort, Mapping):  # LiteLLM's bridge from the Responses API
