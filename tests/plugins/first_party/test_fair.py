@@ -63,7 +63,7 @@ def test_within_a_tenant_who_came_first_goes_first() -> None:
 def test_one_that_comes_back_cannot_have_saved_up() -> None:
     policy = FairShare()
     queue(policy, "idle", "A")
-    policy.minivllm_request_finished(view("idle", tenant="A"))  # aborted before it ran: nothing is charged
+    policy.minivllm_request_finished(view("idle", tenant="A"), OUTCOME)  # aborted before it ran: nothing is charged
     queue(policy, "b0", "B", num_prompt_tokens=500)
     policy.minivllm_step_started(plan(admitted=("b0",)))
     queue(policy, "b1", "B", 1)
