@@ -76,7 +76,11 @@ class AnswerStats:
 
 
 class Answering:
-    """Fills ``turn`` with the model's answer to ``messages``. Iterate :meth:`updates` once."""
+    """Fills ``turn`` with the model's answer to ``messages``. Iterate :meth:`updates` once.
+
+    Attributes:
+        is_stopping: :meth:`stop` was called; it ends as soon as the engine has said so.
+    """
 
     def __init__(
         self, host: EngineHost, recorder: Recorder, request_id: str, messages: list[Message], turn: Turn, sampling: Sampling
@@ -90,11 +94,11 @@ class Answering:
         self._reader: asyncio.Task[None] | None = None
         self._usage: Any = None
         self._reason = ""
-        self._stopped = False
+        self.is_stopping = False
 
     def stop(self) -> None:
         """End it now: the engine lets go of its blocks before its next step."""
-        self._stopped = True
+        self.is_stopping = True
         self._leave()
 
     async def updates(self) -> AsyncGenerator[None, None]:
@@ -156,7 +160,7 @@ class Answering:
         assert self._reader is not None
         turn = self.turn
         turn.progress = ""
-        if self._stopped or self._reader.cancelled():
+        if self.is_stopping or self._reader.cancelled():
             turn.status = "stopped"
         elif (error := self._reader.exception()) is not None:
             turn.status, turn.error = "failed", _in_words(error)

@@ -46,6 +46,8 @@ class Chat:
         request: gr.Request,
     ) -> AsyncGenerator[Update, None]:
         conversation = self._of(request)
+        if conversation.running is not None and conversation.running.is_stopping:  # stop, clear: then send at once
+            await self._stop(conversation)
         if not text.strip() or conversation.running is not None:
             yield gr.skip(), gr.skip(), gr.skip()
             return
