@@ -1,19 +1,22 @@
-"""A whole decoder step on the CPU kernels, and how much of it is attention and output layer. Random weights, greedy tokens.
+"""A whole decoder step on the CPU kernels, piece by piece. Random weights, greedy tokens.
 
     python benchmarks/bench_decoder.py smollm2-135m --kind int8 --cache bfloat16 --batch 1,200 --batch 32,200 --batch 1,1000
 
-Of each batch (sequences, tokens of context) three steps are timed: the whole one; the same without logits, the difference is the
-output layer; and one over a single token of context, the difference is attention. Prefill is one sequence of so many new tokens.
+A batch is so many sequences that each add a token to so much context; prefill is one sequence of so many new tokens. Every piece
+of the step stands beside its floor: what it must read, at the speed of memory, or multiply, at that of the processor, whichever
+takes longer. Both speeds are measured first.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from bench_machine import PEAKS, build_machine, peaks, reads
 from op_timing import finish, parser, seconds_of
 
-from minivllm_kernels.cpu.decoder import CpuDecoder
+from minivllm_kernels.cpu.decoder import PIECES, CpuDecoder, DecoderGeometry
 from minivllm_kernels.cpu.packing import KINDS
-from minivllm_plugin.bench.report import significant
+from minivllm_plugin.bench.report import median, significant
 from minivllm_plugin.models.catalog import resolve
 from minivllm_plugin.models.layers import RotaryTable
 from minivllm_plugin.models.loader import describe_model
@@ -21,6 +24,9 @@ from minivllm_plugin.runner.cpu_weights import decoder_geometry, packed_weights
 
 BLOCK_SIZE = 16
 CACHES = ("float32", "bfloat16", "int8")
+BYTES_OF = {"float32": 4.0, "bfloat16": 2.0, "bfloat16_dot": 2.0, "int8": 1.0, "int4": 0.625}
+PRODUCTS_OF = {"int8": "int8 products", "int4": "int8 products", "bfloat16_dot": "bfloat16 products"}
+MEGABYTES = 135  # read to learn the speed of memory: SmolLM2-135M in int8
 FILL_AT_ONCE = 512
 
 
@@ -30,7 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     description = describe_model(source, load_format="dummy")
     longest = max(*(context for _, context in options.batch), *options.prefill)
     blocks = max(n * -(-context // BLOCK_SIZE) for n, context in [*options.batch, (1, longest)])
-    rows = []
+    machine = build_machine()
+    bytes_per_s = 1e9 * median(reads(machine, MEGABYTES, options.threads, options.seconds))
+    products_per_s = {what: 1e9 * median(peaks(machine, what, options.threads, options.seconds)) for what in PEAKS}
+    rows: list[dict[str, object]] = []
     for kind in options.kind:
         weights = packed_weights(source, description, kind, load_format="dummy", seed=0)
         for cache in options.cache:
@@ -43,42 +52,96 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 cache_kind=cache,
                 threads=options.threads,
             )
-            rows += [_decode_row(decoder, kind, cache, n, context, options.seconds) for n, context in options.batch]
-            rows += [_prefill_row(decoder, kind, cache, length, options.seconds) for length in options.prefill]
+            work = Work(decoder.geometry, description.config.num_layers, kind, cache, bytes_per_s, products_per_s)
+            for n, context in options.batch:
+                rows += _decode_rows(decoder, work, n, context, options.seconds)
+            for length in options.prefill:
+                rows += _prefill_rows(decoder, work, length, options.seconds)
     finish("decoder", f"one step of {options.model}'s shape", options, rows)
 
 
-def _decode_row(decoder: CpuDecoder, kind: str, cache: str, n: int, context: int, at_least: float) -> dict[str, object]:
+def _decode_rows(decoder: CpuDecoder, what: "Work", n: int, context: int, at_least: float) -> list[dict[str, object]]:
     tables = _tables(n, context)
     for table in tables:  # what is attended to must have been written: pages never touched are all one page of zeros
         for start in range(0, context - 1, FILL_AT_ONCE):
             count = min(FILL_AT_ONCE, context - 1 - start)
             decoder.forward([7] * count, [count], [start + count], [table], [])
     tokens, ones, everybody = [11] * n, [1] * n, list(range(n))
-    whole = seconds_of(lambda: decoder.forward(tokens, ones, [context] * n, tables, everybody), at_least)
-    silent = seconds_of(lambda: decoder.forward(tokens, ones, [context] * n, tables, []), at_least)
-    short = seconds_of(lambda: decoder.forward(tokens, ones, ones, tables, []), at_least)
-    return _row(f"decode {n} x {context}", kind, cache, whole, whole - silent, silent - short, n)
+    took = _pieces(decoder, lambda: decoder.forward(tokens, ones, [context] * n, tables, everybody), at_least)
+    return what.rows(f"decode {n} x {context}", took, n, n, n * context)
 
 
-def _prefill_row(decoder: CpuDecoder, kind: str, cache: str, length: int, at_least: float) -> dict[str, object]:
+def _prefill_rows(decoder: CpuDecoder, what: "Work", length: int, at_least: float) -> list[dict[str, object]]:
     table = _tables(1, length)
     tokens = [(index * 7) % 1000 + 5 for index in range(length)]
-    whole = seconds_of(lambda: decoder.forward(tokens, [length], [length], table, [length - 1]), at_least)
-    silent = seconds_of(lambda: decoder.forward(tokens, [length], [length], table, []), at_least)
-    return _row(f"prefill {length}", kind, cache, whole, whole - silent, None, length)
+    took = _pieces(decoder, lambda: decoder.forward(tokens, [length], [length], table, [length - 1]), at_least)
+    return what.rows(f"prefill {length}", took, length, 1, length * (length + 1) // 2)
 
 
-def _row(step: str, kind: str, cache: str, whole: float, head: float, attention: float | None, tokens: int) -> dict[str, object]:
-    return {
-        "step": step,
-        "weights": kind,
-        "cache": cache,
-        "ms": significant(whole * 1000),
-        "output_layer_ms": significant(head * 1000, 3),
-        "attention_ms": None if attention is None else significant(attention * 1000, 3),
-        "tok_per_s": significant(tokens / whole),
-    }
+def _pieces(decoder: CpuDecoder, call: Callable[[], object], at_least: float) -> dict[str, float]:
+    """Median seconds of the whole step, and of its pieces."""
+    taken: list[dict[str, float]] = []
+
+    def once() -> None:
+        call()
+        taken.append(decoder.seconds_of_pieces())
+
+    decoder.seconds_of_pieces()
+    whole = seconds_of(once, at_least)
+    return {"whole step": whole, **{piece: median([one[piece] for one in taken[1:]]) for piece in PIECES}}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step of one shape must read and multiply at least, and what the machine does of that a second."""
+
+    geometry: DecoderGeometry
+    num_layers: int
+    kind: str
+    cache: str
+    bytes_per_s: float
+    products_per_s: Mapping[str, float]
+
+    def rows(self, step: str, took: Mapping[str, float], tokens: int, sampled: int, seen: int) -> list[dict[str, object]]:
+        """One per piece. ``seen``: pairs of a token and one that it attends to."""
+        floors = self.floors(tokens, sampled, seen)
+        return [
+            {
+                "step": step,
+                "weights": self.kind,
+                "cache": self.cache,
+                "piece": piece,
+                "ms": significant(seconds * 1000, 3),
+                "floor_ms": significant(floors[piece] * 1000, 3) if piece in floors else None,
+                "tok_per_s": significant(tokens / seconds) if piece == "whole step" else None,
+            }
+            for piece, seconds in took.items()
+        ]
+
+    def floors(self, tokens: int, sampled: int, seen: int) -> dict[str, float]:
+        """Seconds: bytes at the speed of memory or products at the speed of the processor, whichever takes longer."""
+        shape = self.geometry
+        heads, kv, hidden = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim, shape.hidden_size
+        matrices = {
+            "qkv": (heads + 2 * kv) * hidden,
+            "out": heads * hidden,
+            "gate_up": 2 * shape.intermediate_size * hidden,
+            "down": shape.intermediate_size * hidden,
+        }
+        products = self.products_per_s[PRODUCTS_OF.get(self.kind, "float multiply-adds")]
+        element = BYTES_OF[self.kind]
+        found = {
+            name: self.num_layers * max(size * element / self.bytes_per_s, tokens * size / products)
+            for name, size in matrices.items()
+        }
+        head = shape.vocab_size * hidden
+        # Four-bit models keep bytes there.
+        found["head"] = max(head * max(element, 1.0) / self.bytes_per_s, sampled * head / products) if sampled else 0.0
+        # Queries of a decoding row share keys with nobody; those of a prompt find them in a cache.
+        read = 2 * kv * BYTES_OF[self.cache] * (seen if tokens == sampled else tokens)
+        each = self.products_per_s[PRODUCTS_OF["bfloat16_dot"] if self.cache == "bfloat16" else "float multiply-adds"]
+        found["attention"] = self.num_layers * max(read / self.bytes_per_s, 2 * heads * seen / each)
+        return {**found, "whole step": sum(found.values())}
 
 
 def _tables(n: int, context: int) -> list[list[int]]:

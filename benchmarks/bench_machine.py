@@ -22,6 +22,7 @@ from minivllm_plugin.bench.report import median, significant
 
 REPEAT = 7
 PRODUCTS = 12 * 64  # bytes multiplied in one turn of machine_dot
+PAIRED = 12 * 32
 MULTIPLY_ADDS = 12 * 16
 
 
@@ -31,19 +32,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     for threads in dict.fromkeys((1, options.threads)):
         for megabytes in options.megabytes:
-            size = megabytes * 1_000_000 // (256 * threads) * 256 * threads
-            data = torch.ones(size // 4)
-            times = max(1, int(options.seconds * 5e9 / size / REPEAT))
-            taken = [library.machine_read(data.data_ptr(), size, times, threads) for _ in range(REPEAT)]
-            rows.append(_row(f"read {megabytes} MB", threads, "GB/s", [size * times / one / 1e9 for one in taken]))
-        turns = max(1, int(options.seconds * 2e8 / REPEAT))
-        for what, function, each in (
-            ("int8 products", library.machine_dot, PRODUCTS),
-            ("float multiply-adds", library.machine_fma, MULTIPLY_ADDS),
-        ):
-            taken = [function(turns, threads) for _ in range(REPEAT)]
-            rows.append(_row(what, threads, "G/s", [each * turns * threads / one / 1e9 for one in taken]))
+            rows.append(_row(f"read {megabytes} MB", threads, "GB/s", reads(library, megabytes, threads, options.seconds)))
+        for what in PEAKS:
+            rows.append(_row(what, threads, "G/s", peaks(library, what, threads, options.seconds)))
     finish("machine", f"floors with the {library.machine_isa().decode()} instruction set", options, rows)
+
+
+PEAKS = {
+    "int8 products": ("machine_dot", PRODUCTS),
+    "bfloat16 products": ("machine_pairs", PAIRED),
+    "float multiply-adds": ("machine_fma", MULTIPLY_ADDS),
+}
+
+
+def reads(library: ctypes.CDLL, megabytes: int, threads: int, seconds: float) -> list[float]:
+    """GB/s of reading so much memory over and over, several times; about ``seconds`` are spent."""
+    size = megabytes * 1_000_000 // (256 * threads) * 256 * threads
+    data = torch.ones(size // 4)
+    times = max(1, int(seconds * 5e9 / size / REPEAT))
+    taken = [library.machine_read(data.data_ptr(), size, times, threads) for _ in range(REPEAT)]
+    return [size * times / one / 1e9 for one in taken]
+
+
+def peaks(library: ctypes.CDLL, what: str, threads: int, seconds: float) -> list[float]:
+    """1e9 products a second of one of :data:`PEAKS`, several times."""
+    function, each = PEAKS[what]
+    turns = max(1, int(seconds * 2e8 / REPEAT))
+    return [each * turns * threads / getattr(library, function)(turns, threads) / 1e9 for _ in range(REPEAT)]
 
 
 def build_machine() -> ctypes.CDLL:
@@ -65,9 +80,9 @@ def build_machine() -> ctypes.CDLL:
         library = ctypes.CDLL(str(target))
     library.machine_isa.restype = ctypes.c_char_p
     library.machine_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
-    for function in (library.machine_dot, library.machine_fma):
+    for function in (library.machine_dot, library.machine_pairs, library.machine_fma):
         function.argtypes = [ctypes.c_long, ctypes.c_int]
-    for function in (library.machine_read, library.machine_dot, library.machine_fma):
+    for function in (library.machine_read, library.machine_dot, library.machine_pairs, library.machine_fma):
         function.restype = ctypes.c_double
     return library
 

@@ -1,4 +1,4 @@
-// What this machine can do at most: reading memory, products of bytes, fused multiply-adds. Compiled and called by
+// What this machine can do at most: reading memory, products of bytes, of bfloat16 pairs, fused multiply-adds. Compiled and called by
 // bench_machine.py, with the kernels' own primitives, so that a floor is that of the instruction set in use.
 #include <chrono>
 #include <thread>
@@ -48,7 +48,8 @@ double machine_dot(long times, int threads) {
     uint8_t bytes[64];
     for (int i = 0; i < 64; i++) bytes[i] = (uint8_t)(i * 3 + id);
     weights64 w = load_weights(bytes);
-    i32x16 sum[12] = {};
+    i32x16 sum[12];
+    for (int i = 0; i < 12; i++) sum[i] = splat_i32(i + id);  // all different, or the compiler computes one of them
     for (long t = 0; t < times; t++) {
       int32_t four = (int32_t)t & 0x3f3f3f3f;
 #pragma GCC unroll 12
@@ -58,10 +59,33 @@ double machine_dot(long times, int threads) {
   });
 }
 
+// `times` x 12 x 2 products of sixteen bfloat16 numbers on every thread, all in registers.
+double machine_pairs(long times, int threads) {
+  return seconds(threads, [&](int id) {
+    typedef Products<Paired> P;
+    float ones[32];
+    for (float &one : ones) one = 1.f + (float)id;
+    Paired weights[32];
+    Factor factors[16];
+    for (int i = 0; i < 32; i += 16) store_bf16(weights + i, load(ones));
+    store_factors(factors, load(ones));
+    const P::Many w = P::many(weights);
+    f32x16 sum[12];
+    for (int i = 0; i < 12; i++) sum[i] = splat((float)(i + id));
+    for (long t = 0; t < times; t++) {
+      const P::Many x = P::spread(factors + (t & 7) * 2);
+#pragma GCC unroll 12
+      for (int i = 0; i < 12; i++) sum[i] = P::add(sum[i], w, x);
+    }
+    for (auto &one : sum) keep(one);
+  });
+}
+
 // `times` x 12 fused multiply-adds of sixteen floats on every thread, all in registers.
 double machine_fma(long times, int threads) {
   return seconds(threads, [&](int id) {
-    f32x16 x = splat(0.5f + (float)id), sum[12] = {};
+    f32x16 x = splat(0.5f + (float)id), sum[12];
+    for (int i = 0; i < 12; i++) sum[i] = splat((float)(i + id));
     for (long t = 0; t < times; t++) {
       f32x16 y = splat((float)(t & 7));
 #pragma GCC unroll 12

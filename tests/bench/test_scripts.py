@@ -91,10 +91,20 @@ def test_op_benchmarks_run(script: Script, tiny_model: str, tmp_path: Path, caps
     assert all(row["microseconds"] > 0 for row in rows)
     script("bench_decoder").main([tiny_model, "--batch", "2,20", "--prefill", "40", "--cache", "int8", *common])
     rows = json.loads(target.read_text())["summary"]
-    assert [row["step"] for row in rows] == ["decode 2 x 20", "prefill 40"]
+    assert [row["step"] for row in rows if row["piece"] == "whole step"] == ["decode 2 x 20", "prefill 40"]
+    assert {row["piece"] for row in rows if row["floor_ms"]} == {
+        "whole step",
+        "qkv",
+        "attention",
+        "out",
+        "gate_up",
+        "down",
+        "head",
+    }
+    assert all(row["ms"] > 0 for row in rows)
     script("bench_machine").main(["--megabytes", "1", *common])
     rows = json.loads(target.read_text())["summary"]
-    assert [row["what"] for row in rows] == ["read 1 MB", "int8 products", "float multiply-adds"]
+    assert [row["what"] for row in rows] == ["read 1 MB", "int8 products", "bfloat16 products", "float multiply-adds"]
     assert all(math.isfinite(row["median"]) and row["median"] > 0 for row in rows)
     assert "floors with the" in capsys.readouterr().out
 
