@@ -130,6 +130,14 @@ def test_its_own_tests_pass_against_the_installed_wheel(installed: Environment, 
 
 
 @pytest.mark.slow
+def test_it_passes_the_conformance_kit(installed: Environment) -> None:
+    kit = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "minivllm_plugin.testing.pytest_plugin", "--minivllm-plugin")
+    output = installed.run(*kit, NAME)
+    assert " passed" in output
+    assert "skipped" not in output
+
+
+@pytest.mark.slow
 def test_it_is_discovered_and_steers_only_when_it_is_named(installed: Environment) -> None:
     loaded = [NAME, "minivllm-fair-share", "0.1.0", False, []]
     for settings in ({}, {"MINIVLLM_PLUGINS": NAME}):

@@ -64,3 +64,4 @@ def test_blocks_are_logged_for_those_who_want_to_know(stage: Stage, caplog: pyte
     one.run()
     for event in ("BlocksAllocated: request_id='r'", "BlockStored: block_hashes=", "BlocksFreed: request_id='r'"):
         assert event in caplog.text
+    assert "token_ids" not in caplog.text  # a log is no place for what people wrote

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from minivllm_plugin import SamplingParams
-
-if TYPE_CHECKING:  # plugins are imported at every start, torch only by an engine that computes
+if TYPE_CHECKING:  # a plugin is imported at every start; what it needs for its annotations only, it need not load
     from torch import Tensor
 
+    from minivllm_plugin import SamplingParams
     from minivllm_plugin.extensions.logits import LogitsRow
     from minivllm_plugin.extensions.requests import RequestStart
 
@@ -19,7 +18,7 @@ class BanTokens:
 
     argmax_invariant = False  # the likeliest token may be a banned one, so greedy requests need it, too
 
-    def validate(self, value: Any, params: SamplingParams) -> None:
+    def validate(self, value: Any, params: "SamplingParams") -> None:
         """On the caller's thread, before the request is queued: the right place to be strict."""
         if not isinstance(value, list | tuple) or not value:
             raise ValueError("it must be a list of token ids")

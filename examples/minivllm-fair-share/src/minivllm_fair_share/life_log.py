@@ -1,6 +1,6 @@
 """One line for everything that happens to a request, and to the blocks of the cache, on Python's logging.
 
-Requests are logged at INFO, blocks at DEBUG, both on the logger ``minivllm_fair_share``.
+Requests are logged at INFO, blocks at DEBUG, both on the logger ``minivllm_fair_share``. No line holds a prompt or its tokens.
 """
 
 import logging
@@ -48,7 +48,8 @@ class LifeLog(RequestTracer):
     def minivllm_blocks_changed(self, events: Sequence[BlockEvent]) -> None:
         if logger.isEnabledFor(logging.DEBUG):
             for event in events:
-                fields = ", ".join(f"{name}={value!r}" for name, value in event._asdict().items())
+                shown = {name: value for name, value in event._asdict().items() if name != "token_ids"}  # what people wrote
+                fields = ", ".join(f"{name}={value!r}" for name, value in shown.items())
                 logger.debug("%s: %s", type(event).__name__, fields)
 
 

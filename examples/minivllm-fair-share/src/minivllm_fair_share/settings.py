@@ -10,7 +10,6 @@
 
 import math
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +44,8 @@ class Settings:
         path = os.environ.get(VARIABLE)
         if not path:
             return cls()
+        import tomllib  # most starts need no parser
+
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         unknown = sorted(set(content) - {"weights", "default_weight"})
         if unknown or not isinstance(content.get("weights", {}), dict):
