@@ -5,12 +5,15 @@ scrapes, on the scraping thread.
 """
 
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from wsgiref.simple_server import WSGIServer
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
@@ -121,20 +124,30 @@ class EngineCollector(Collector):
 class MetricsServer:
     """An HTTP server over one registry, on a thread of its own.
 
+    It answers in Prometheus' text format whatever the client prefers: in the OpenMetrics format prometheus_client (0.26) writes
+    the colon of our names, and of vLLM's, as an underscore.
+
     Raises:
         ConfigError: the port cannot be had.
     """
 
     def __init__(self, registry: CollectorRegistry, port: int, address: str) -> None:
-        self._server: WSGIServer
-        self._thread: threading.Thread
+        app = make_wsgi_app(registry)
+
+        def text_only(environ: dict[str, Any], start_response: Any) -> Any:
+            environ.pop("HTTP_ACCEPT", None)
+            return app(environ, start_response)
+
         try:
-            self._server, self._thread = start_http_server(port, address, registry)
+            family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+            server_class: type[WSGIServer] = type("_FamilyServer", (_ThreadingServer,), {"address_family": family})
+            self._server = make_server(address, port, text_only, server_class, handler_class=_SilentHandler)
         except OSError as error:
             raise ConfigError(
                 f"metrics cannot be served at {address}:{port}: {error}; take another port, or 0 for one that is free"
             ) from error
-        self._thread.name = "minivllm-prometheus"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="minivllm-prometheus", daemon=True)
+        self._thread.start()
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self._server.server_port}/metrics"
 
@@ -143,6 +156,17 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _ThreadingServer(ThreadingMixIn, WSGIServer):
+    """One thread a request, so that a client that stalls holds up nobody."""
+
+    daemon_threads = True
+
+
+class _SilentHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the parent's name for it
+        """A line on standard error for each scrape is of no use."""
 
 
 def _of_requests(reading: Reading) -> Iterator[Family]:
@@ -190,7 +214,7 @@ def _counter(name: str, documentation: str, model: str, value: float) -> Family:
 
 def _histogram(name: str, histogram: Histogram, model: str) -> Family:
     family = HistogramMetricFamily(PREFIX + name, histogram.documentation, labels=["model_name"])
-    below = list(accumulate(histogram.counts))  # one bytecode copies the list: the engine thread may be counting
+    below = list(accumulate(list(histogram.counts)))  # of a copy, made at once: the engine thread may be counting
     bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
     family.add_metric([model], buckets=list(zip(bounds, below, strict=True)), sum_value=histogram.total)
     return family

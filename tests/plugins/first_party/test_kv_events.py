@@ -87,7 +87,7 @@ class Subscriber:
     """Reads, notices gaps by the sequence number, asks for what it missed, and folds everything into an index."""
 
     def __init__(self, publisher: KVEventPublisher, batch_type: type = MapBatch, topic: str = "") -> None:
-        self.decoder = msgspec.msgpack.Decoder(batch_type)
+        self.decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(batch_type)
         self.context = zmq.Context()
         self.live = self.context.socket(zmq.SUB)
         self.live.connect(publisher.endpoint)
@@ -110,7 +110,7 @@ class Subscriber:
     def replay(self) -> list[int]:
         """Ask for everything from the next number on; which numbers came."""
         self.replays.send_multipart([b"", self.expected.to_bytes(8, "big")])
-        came = []
+        came: list[int] = []
         while True:
             assert self.replays.poll(PATIENCE), "no answer to a replay request"
             empty, number, payload = self.replays.recv_multipart()
@@ -255,7 +255,7 @@ def test_a_req_socket_gets_its_first_batch_too() -> None:
     publisher = KVEventPublisher()
     with live(publisher) as llm, zmq.Context() as context, context.socket(zmq.REQ) as request:
         run(llm, prompts(3))
-        request.connect(publisher.replay_endpoint)
+        request.connect(str(publisher.replay_endpoint))
         request.send((0).to_bytes(8, "big"))
         assert request.poll(PATIENCE)
         number, payload = request.recv_multipart()

@@ -1,5 +1,6 @@
 """The ``prometheus`` plugin: what a scrape says agrees with what callers got, under names that vLLM's dashboards know."""
 
+import gc
 import math
 import socket
 import threading
@@ -14,12 +15,14 @@ from waiting import wait_until
 
 from minivllm_plugin import LLM, SamplingParams
 from minivllm_plugin.errors import ConfigError, EngineDeadError, PluginError, RequestAbortedError, RequestRejectedError
+from minivllm_plugin.events import RequestOutcome, StepReport
 from minivllm_plugin.extensions.metrics import MetricRegistry
 from minivllm_plugin.plugins import Reject, hookimpl
 from minivllm_plugin.plugins.first_party.prometheus import PORT_VARIABLE, PrometheusMetrics
-from minivllm_plugin.plugins.first_party.request_metrics import Histogram, token_buckets
+from minivllm_plugin.plugins.first_party.request_metrics import Histogram, RequestMetrics, token_buckets
 from minivllm_plugin.serving.outputs import RequestOutput
 from minivllm_plugin.testing import ScriptedTokens, scripted_llm
+from minivllm_plugin.views import EngineState, RequestView
 
 Labels = frozenset[tuple[str, str]]
 TWO_CLOCKS = 0.1  # seconds that may pass between reading one and the other on a busy machine
@@ -195,11 +198,14 @@ def _model(name: str = "scripted") -> Labels:
 
 
 def test_the_page_outlives_the_engine(metrics: PrometheusMetrics) -> None:
-    llm, _ = live(metrics)
+    llm, runner = live(metrics)
     with llm:
         run(llm, [[5, 6, 7]], 3)
+    del llm, runner
+    gc.collect()
     page = Page(metrics.text())
     assert page.value("generation_tokens_total") == 3
+    assert page.value("prefix_cache_queries_total") == 3
     assert page.value("num_requests_running") == 0
     assert page.value("plugin_seconds_total", plugin="prometheus", hook="step_finished") > 0
 
@@ -232,8 +238,8 @@ def test_one_object_serves_one_engine(metrics: PrometheusMetrics) -> None:
 
 def test_served_on_request_and_no_longer_than_the_engine(metrics: PrometheusMetrics) -> None:
     llm, _ = live(metrics)
-    assert metrics.url is None
     with llm:
+        assert metrics.url is None
         url = metrics.serve()
         assert url == metrics.url
         assert url.startswith("http://127.0.0.1:")
@@ -243,10 +249,26 @@ def test_served_on_request_and_no_longer_than_the_engine(metrics: PrometheusMetr
         with urllib.request.urlopen(url, timeout=20) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain")
             assert Page(answer.read().decode()).value("generation_tokens_total") == 3
+        # What Prometheus asks for. In that format the client library loses the colon of our names.
+        wanted = urllib.request.Request(url, headers={"Accept": "application/openmetrics-text; version=1.0.0, text/plain"})
+        with urllib.request.urlopen(wanted, timeout=20) as answer:
+            assert Page(answer.read().decode()).value("generation_tokens_total") == 3
     assert metrics.url is None
     assert "minivllm-prometheus" not in {thread.name for thread in threading.enumerate()}
     with pytest.raises(OSError):
         urllib.request.urlopen(url, timeout=20)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_served_over_ipv6(metrics: PrometheusMetrics) -> None:
+    try:
+        url = metrics.serve(address="::1")
+    except ConfigError:
+        pytest.skip("no IPv6 loopback here")
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        assert Page(answer.read().decode()).value("generation_tokens_total") == 0
+    metrics.close()
+    metrics.close()
 
 
 def test_by_name_it_serves_at_the_port_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,6 +318,32 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         PrometheusMetrics()
     with pytest.raises(PluginError, match=r"minivllm-plugin\[prometheus\]"):
         scripted_llm(options={"plugins": ["prometheus"]})
+
+
+def test_times_of_one_request_are_exact() -> None:
+    metrics = RequestMetrics(100)
+    state = EngineState(1, 10.0, 0, 1, 8, 8, 0, 4, 4, 64, 0)
+    request = RequestView("a", 0, 10.0, 0, 3, 0, 0, 0, 4, 0, 0, -1)
+    metrics.queued(request, state)
+    for now in (10.5, 10.75, 11.25):
+        metrics.step(StepReport(("a",), (7,), (), 1, 0.0, 0.0, 0.0, 0.0, state._replace(now=now)))
+    metrics.ended(request, RequestOutcome("length", None, 3, 3, 0, 0, 11.25, 0.125, 0.375, 0.75))
+    sums = {name: histogram.total for name, histogram in metrics.histograms.items()}
+    assert sums == {
+        "iteration_tokens_total": 3,
+        "time_to_first_token_seconds": 0.5,
+        "inter_token_latency_seconds": 0.75,
+        "request_time_per_output_token_seconds": 0.375,
+        "e2e_request_latency_seconds": 1.25,
+        "request_queue_time_seconds": 0.125,
+        "request_prefill_time_seconds": 0.375,
+        "request_decode_time_seconds": 0.75,
+        "request_inference_time_seconds": 1.125,
+        "request_prompt_tokens": 3,
+        "request_generation_tokens": 3,
+        "request_params_max_tokens": 4,
+        "request_prefill_kv_computed_tokens": 3,
+    }
 
 
 def test_histogram_bounds_are_inclusive() -> None:

@@ -17,11 +17,14 @@ import pytest
 
 from minivllm_plugin import LLM, SamplingParams
 from minivllm_plugin.errors import ConfigError, EngineDeadError, RequestAbortedError, RequestRejectedError
+from minivllm_plugin.events import BlocksAllocated, BlocksFreed, RequestOutcome, StepPlan, StepReport
 from minivllm_plugin.plugins import Reject, hookimpl
+from minivllm_plugin.plugins.facade import EngineHandle
 from minivllm_plugin.plugins.first_party.trace import PATH_VARIABLE, TraceRecorder
 from minivllm_plugin.plugins.first_party.trace_file import TraceFile, microseconds
 from minivllm_plugin.serving.outputs import RequestOutput
 from minivllm_plugin.testing import scripted_llm
+from minivllm_plugin.views import EngineState, RequestView
 
 Event = dict[str, Any]
 TWO_CLOCKS = 0.1  # seconds that may pass between reading one and the other on a busy machine
@@ -220,18 +223,18 @@ def test_block_events_and_counters_add_up(path: Path) -> None:
 
 
 def test_no_word_of_a_prompt(path: Path) -> None:
-    llm, runner = live(TraceRecorder(path), vocab_size=10**7)
+    llm, runner = live(TraceRecorder(path), vocab_size=10**12)  # tokens that look like no number of the trace
     with llm:
-        stream = llm.submit(
-            [9182736, 9182737, 9182738, 9182739] * 3, greedy(6), metadata={"user": "secret-name"}, cache_salt="pepper"
-        )
+        prompt = [987_654_321_001 + index for index in range(12)]
+        stream = llm.submit(prompt, greedy(6), metadata={"user": "secret-name"}, cache_salt="pepper")
         answer = stream.result().outputs[0].token_ids
         runner.fail_on_call = runner.num_calls + 1
         with pytest.raises(EngineDeadError):
-            llm.submit([9182736], greedy(2)).result()
+            llm.submit(prompt[:1], greedy(2)).result()
     text = path.read_text()
-    for word in ("918273", "secret-name", "pepper", "on purpose", *(str(token) for token in answer if token > 10**6)):
-        assert word not in text
+    long_tokens = [str(token) for token in (*prompt, *answer) if token > 10**10]
+    assert len(long_tokens) > len(prompt)
+    assert [word for word in ("secret-name", "pepper", "on purpose", *long_tokens) if word in text] == []
 
 
 def test_an_abort_and_a_refusal(path: Path) -> None:
@@ -259,6 +262,26 @@ def test_an_abort_and_a_refusal(path: Path) -> None:
     assert "refused" not in trace.tracks.values()
     (freed,) = [event for event in trace.instants if event["name"] == "freed"]
     assert freed["ts"] == outer.end, "what an abort frees is shown at the abort"
+
+
+def test_block_events_stand_where_they_happened(path: Path) -> None:
+    """They carry no moment: those of a step are told after it, those of an abort before it."""
+    recorder = TraceRecorder(path)
+    handle = EngineHandle("hand-made", lambda: None, lambda _: None, list)
+    state = EngineState(1, 1.0, 0, 2, 8, 4, 0, 4, 4, 64, 0)
+    views = [RequestView(name, index, 0.5, 0, 3, 0, 0, 0, 4, 0, 0, -1) for index, name in enumerate("ab")]
+    recorder.minivllm_engine_started(handle)
+    for view in views:
+        recorder.minivllm_request_queued(view, state)
+    recorder.minivllm_step_started(StepPlan(("a", "b"), (3, 3), (True, True), ("a", "b"), (), (), 64, state))
+    recorder.minivllm_step_finished(StepReport(("a",), (7,), (), 6, 0.0, 0.25, 0.0, 0.0, state._replace(now=2.0)))
+    recorder.minivllm_blocks_changed((BlocksAllocated("a", (0,)), BlocksAllocated("b", (1,))))
+    for view, now in zip(views, (3.0, 4.0), strict=True):
+        recorder.minivllm_blocks_changed((BlocksFreed(view.request_id, (view.arrival,)),))
+        recorder.minivllm_request_finished(view, RequestOutcome("abort", None, 3, 0, 0, 0, now, 0.5, None, None))
+    recorder.minivllm_engine_stopped(handle, None)
+    moments = [(event["name"], event["args"]["request_id"], event["ts"] / 10**6) for event in Trace(path).instants]
+    assert moments == [("allocated", "a", 2), ("allocated", "b", 2), ("freed", "a", 3), ("freed", "b", 4)]
 
 
 def test_an_engine_that_dies_leaves_a_readable_file(path: Path) -> None:
