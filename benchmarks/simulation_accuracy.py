@@ -2,8 +2,9 @@
 
     python benchmarks/simulation_accuracy.py --n 8 --n 32
 
-A cost model is fitted to steps of other prompts and other numbers of them; then the workload of ``minivllm bench throughput`` is
-run on the engine and in the simulator, with the engine's own settings. ``off`` is simulated over measured, less 1.
+Each round fits a cost model to steps of other prompts and other numbers of them, and then at once runs the workload of
+``minivllm bench throughput`` on the engine and in the simulator, with the engine's own settings: the speed of a shared machine
+moves from minute to minute, so neighbours in time are compared. ``off`` is simulated over measured, less 1, of the median round.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from typing import Any
 
 from op_timing import report_path
 
-from minivllm_plugin.bench.report import Report, engine_title, significant
+from minivllm_plugin.bench.report import Report, engine_title, median, significant
 from minivllm_plugin.bench.table import show_report
 from minivllm_plugin.bench.throughput import measure_throughput
 from minivllm_plugin.bench.workload import LAST_TOKEN_ID, Workload, offline_workload
@@ -26,27 +27,38 @@ from minivllm_plugin.simulation.measuring import measure_cost_model
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
     config = EngineConfig.from_options(options.model, _engine(options))
-    cost = CostModel.load(options.cost_model) if options.cost_model else measure_cost_model(config)[0]
-    with LLM(options.model, **_engine(options)) as llm:
-        measured = measure_throughput(llm, sizes=options.n, repeat=options.repeat, prefill_tokens=0)
-        title, vocabulary, num_blocks = engine_title(llm), llm.vocab_size, llm.num_blocks
-    rows = []
-    for size, figures in zip(options.n, measured.summary, strict=True):
-        work = offline_workload(size, last_token_id=min(LAST_TOKEN_ID, vocabulary - 1))
-        predicted = predict(work, cost, config, num_blocks)
-        rows.append(
-            {
-                "case": figures["case"],
-                "measured_tok_per_s": figures["out_tok_per_s"],
-                "slowest_tok_per_s": significant(figures["output_tokens"] / figures["slowest_s"]),
-                "fastest_tok_per_s": significant(figures["output_tokens"] / figures["fastest_s"]),
-                "simulated_tok_per_s": significant(predicted),
-                "off": significant(predicted / figures["out_tok_per_s"] - 1, 3),
-            }
-        )
-    facts = {"mean_error_of_fit": significant(cost.error, 3)}
-    settings = {"cost_model": _coefficients(cost), "measured": dict(measured.settings)}
-    show_report(Report("simulation_accuracy", title, settings, rows, measured.runs, facts), options.json)
+    runs: list[dict[str, Any]] = []
+    title, settings = "", {}
+    for number in range(options.rounds):
+        cost = CostModel.load(options.cost_model) if options.cost_model else measure_cost_model(config)[0]
+        with LLM(options.model, **_engine(options)) as llm:
+            measured = measure_throughput(llm, sizes=options.n, repeat=options.repeat, prefill_tokens=0)
+            title, settings, last, num_blocks = engine_title(llm), measured.settings, llm.vocab_size - 1, llm.num_blocks
+        for size, figures in zip(options.n, measured.summary, strict=True):
+            work = offline_workload(size, last_token_id=min(LAST_TOKEN_ID, last))
+            runs.append(
+                {
+                    "case": figures["case"],
+                    "round": number,
+                    "measured": figures["out_tok_per_s"],
+                    "simulated": predict(work, cost, config, num_blocks),
+                    "cost_model": {name: getattr(cost, name) for name in CostModel.__dataclass_fields__},
+                }
+            )
+    rows = [_summarise([run for run in runs if run["case"] == f"n={size}"]) for size in options.n]
+    show_report(Report("simulation_accuracy", title, dict(settings), rows, runs), options.json)
+
+
+def _summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    off = [run["simulated"] / run["measured"] - 1 for run in runs]
+    return {
+        "case": runs[0]["case"],
+        "measured_tok_per_s": significant(median([run["measured"] for run in runs])),
+        "simulated_tok_per_s": significant(median([run["simulated"] for run in runs])),
+        "off": significant(median(off), 3),
+        "least_off": significant(min(off), 3),
+        "most_off": significant(max(off), 3),
+    }
 
 
 def predict(work: Workload, cost: CostModel, config: EngineConfig, num_blocks: int) -> float:
@@ -68,15 +80,12 @@ def _engine(options: argparse.Namespace) -> dict[str, Any]:
     return {"load_format": options.load_format, "max_model_len": options.max_model_len}
 
 
-def _coefficients(cost: CostModel) -> dict[str, Any]:
-    return {name: getattr(cost, name) for name in CostModel.__dataclass_fields__}
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("model", nargs="?", default="smollm2-135m")
     made.add_argument("--n", type=int, action="append", help="prompts at once; may be repeated; default 8 and 32")
-    made.add_argument("--repeat", type=int, default=3, help="runs of each; the median is compared")
+    made.add_argument("--rounds", type=int, default=3, help="fits, each followed by measured runs")
+    made.add_argument("--repeat", type=int, default=1, help="measured runs of each in a round; their median counts")
     made.add_argument("--load-format", default="auto")
     made.add_argument("--max-model-len", type=int)
     made.add_argument("--cost-model", type=Path, help="a fitted one, instead of measuring it first")

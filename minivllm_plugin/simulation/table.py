@@ -22,7 +22,8 @@ def show_results(trace: Trace, results: Sequence[SimulationResult]) -> None:
     hits, blocks = trace.ideal_hits()
     ideal = f"; its hash ids allow a hit rate of {hits / blocks:.4f} of blocks" if blocks else ""
     skipped = f"; {trace.num_skipped} lines left out" if trace.num_skipped else ""
-    table = Table(box=None, pad_edge=False, title=f"{trace.name}: {len(trace):,} requests{ideal}{skipped}", title_justify="left")
+    console.print(f"{trace.name}: {len(trace):,} requests{ideal}{skipped}")
+    table = Table(box=None, pad_edge=False)
     table.add_column("")
     for result in results:
         table.add_column(result.name, justify="right")

@@ -72,7 +72,7 @@ def test_the_script_compares(tiny_model: str, tmp_path: Path, capsys: pytest.Cap
     cost, report = tmp_path / "cost.json", tmp_path / "report.json"
     CostModel(1e-3).save(cost)
     script = import_module("simulation_accuracy")
-    options = ["--n", "2", "--repeat", "1", "--load-format", "dummy", "--cost-model", str(cost), "--json", str(report)]
+    options = ["--n", "2", "--rounds", "1", "--load-format", "dummy", "--cost-model", str(cost), "--json", str(report)]
     script.main([tiny_model, *options])
     (row,) = json.loads(report.read_text())["summary"]
     assert row["case"] == "n=2"
