@@ -28,7 +28,21 @@ from minivllm_plugin.testing.candidates import Candidate, neighbours
 from minivllm_plugin.testing.invariants import assert_invariants
 from minivllm_plugin.testing.ledger import LedgerRunner
 
-__all__ = ["CHECKS", "SHORT_IMPORT_SECONDS", "Candidate", "ConformanceError", "report_import"]
+__all__ = [
+    "CHECKS",
+    "SHORT_IMPORT_SECONDS",
+    "Candidate",
+    "ConformanceError",
+    "check_alone",
+    "check_company",
+    "check_death",
+    "check_hooks",
+    "check_invariants",
+    "check_loads",
+    "check_privacy",
+    "check_threads",
+    "report_import",
+]
 
 SHORT_IMPORT_SECONDS = 0.05
 VOCABULARY = 100_000
