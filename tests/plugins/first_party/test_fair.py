@@ -43,6 +43,42 @@ def test_what_a_preemption_costs_is_not_charged() -> None:
     assert policy.counters == {"A": 10.0}
 
 
+def test_what_the_cache_holds_is_looked_up_again_when_it_is_ordered() -> None:
+    policy = FairShare()
+    queue(policy, "a", "A", num_prompt_tokens=30)
+    waiting = [view("a", tenant="A", num_prompt_tokens=30, num_cached_tokens=24)]
+    policy.minivllm_order_waiting(waiting, state())
+    policy.minivllm_step_started(plan(admitted=("a",)))
+    assert policy.counters == {"A": 6.0}
+
+
+def test_a_preempted_one_costs_its_tenant_no_place() -> None:
+    """Both stand at 10. A's own comes back free of charge, so its next one is due before B's second."""
+    policy = FairShare(output_weight=0.0)
+    for request_id, tenant in (("a0", "A"), ("b0", "B")):
+        queue(policy, request_id, tenant)
+    policy.minivllm_step_started(plan(admitted=("a0", "b0")))
+    waiting = [
+        view("a0", 0, tenant="A", num_preemptions=1),
+        view("b1", 2, tenant="B"),
+        view("a1", 1, tenant="A"),
+        view("b2", 3, tenant="B"),
+    ]
+    assert policy.minivllm_order_waiting(waiting, state()) == ["a0", "a1", "b1", "b2"]
+
+
+def test_a_tenant_whose_preempted_request_waits_is_not_lifted() -> None:
+    """Its request never left for good, so the tenant has not been away; lifting would charge it for the preemption."""
+    policy = FairShare()
+    queue(policy, "a0", "A")
+    queue(policy, "b0", "B", 1, num_prompt_tokens=500)
+    policy.minivllm_step_started(plan(admitted=("a0", "b0")))
+    queue(policy, "b1", "B", 2)
+    policy.minivllm_step_started(plan(preempted=("a0",)))
+    queue(policy, "a1", "A", 3)
+    assert policy.counters["A"] == 10.0
+
+
 def test_the_smallest_counter_goes_next_and_a_step_is_shared() -> None:
     """Prompts of 10: A has 25 already, so B gets three before A's first; then they take turns."""
     policy = FairShare(output_weight=0.0)
@@ -111,6 +147,18 @@ def test_a_tenant_in_debt_is_remembered() -> None:
         policy.minivllm_request_finished(view(f"r{number}", number + 2, tenant=f"T{number}"), OUTCOME)
     assert policy.counters["A"] == 10_000.0
     assert len(policy.counters) <= 2 * 8 + 64
+
+
+def test_of_many_in_debt_the_largest_are_remembered() -> None:
+    policy = FairShare(max_idle_tenants=4)
+    queue(policy, "waits", "Z")
+    for number in range(100):
+        queue(policy, f"r{number}", f"T{number:03}", number + 1, num_prompt_tokens=1000 + number)
+        policy.minivllm_step_started(plan(admitted=(f"r{number}",)))
+        policy.minivllm_request_finished(view(f"r{number}", number + 1, tenant=f"T{number:03}"), OUTCOME)
+    pruned_at = 2 * 4 + 64  # accounts, Z's and the newest one's among them
+    kept = [f"T{number:03}" for number in range(pruned_at - 2 - 4, 100)]
+    assert sorted(policy.counters) == [*kept, "Z"]
 
 
 def test_a_rejected_request_with_the_id_of_a_live_one_changes_nothing() -> None:
