@@ -49,6 +49,8 @@ class EngineConfig:
         tool_call_parser: format of the model's tool calls: ``auto`` (from its chat template), ``none``, ``hermes``, ``json``, or
             one that a plugin brings.
         reasoning_parser: format of its reasoning: ``auto``, ``none``, ``think``, or one that a plugin brings.
+        pooling: of embeddings: ``last`` (the hidden state of the last token), ``mean``, or ``auto``: what the model's
+            ``1_Pooling/config.json`` says, else ``last``.
         plugins: installed plugins by name, or objects, beside the installed ones that load by themselves.
         policies: plugins, by name or as objects, that may steer the scheduler; the first named is asked first. A plugin that is
             not named here only watches.
@@ -86,6 +88,7 @@ class EngineConfig:
     chat_template: str | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    pooling: str = "auto"
     plugins: tuple[object, ...] = ()
     policies: tuple[object, ...] = ()
     block_plugins: tuple[str, ...] = ()
@@ -98,6 +101,7 @@ class EngineConfig:
         object.__setattr__(self, "dtype", _choice("dtype", _dtype_name(self.dtype), DTYPE_NAMES))
         _choice("quantization", self.quantization, ("auto", "none", "int8", "int4"))
         _choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "float32", "bfloat16", "int8"))
+        _choice("pooling", self.pooling, ("auto", "last", "mean"))
         _choice("load_format", self.load_format, ("auto", "dummy"))
         _choice("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         if not isinstance(self.device, str) or self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps", "xpu"):

@@ -109,11 +109,11 @@ class BlockManager:
     def find_prefix(self, seq: Sequence) -> list[Block]:
         """The longest run of indexed blocks, from the first one on, that equals the start of ``seq``.
 
-        At least one token is always left to compute: its logits are what the next token is sampled from. A sequence that wants
-        the log-probabilities of its prompt finds nothing: all of its logits are needed.
+        At least one token is always left to compute: its logits are what the next token is sampled from. A sequence whose whole
+        prompt is needed finds nothing.
         """
         hits: list[Block] = []
-        if not self.enable_prefix_caching or seq.sampling_params.prompt_logprobs is not None:
+        if not self.enable_prefix_caching or seq.needs_whole_prompt:
             return hits
         parent = ROOT_ENTRY
         for index in range((seq.num_tokens - 1) // self.block_size):
@@ -234,7 +234,7 @@ class BlockManager:
 
     def count_cached_tokens(self, seq: Sequence) -> int:
         """Tokens of ``seq`` that the index probably holds (keys are compared, tokens are not): for policies, not for use."""
-        if not self.enable_prefix_caching or seq.sampling_params.prompt_logprobs is not None:
+        if not self.enable_prefix_caching or seq.needs_whole_prompt:
             return 0
         most = (seq.num_tokens - 1) // self.block_size
         found = 0

@@ -14,7 +14,7 @@ from minivllm_plugin.engine.admission import Limits, check_request
 from minivllm_plugin.engine.hooks import Hooks, Observer, StepTimes
 from minivllm_plugin.engine.logprobs import TokenLogprobs
 from minivllm_plugin.engine.scheduler import Scheduler
-from minivllm_plugin.engine.sequence import FinishReason, Sequence
+from minivllm_plugin.engine.sequence import FinishReason, Pooling, Sequence
 from minivllm_plugin.errors import EngineError, InvalidRequestError
 from minivllm_plugin.sampling_parameters import SamplingParams
 
@@ -39,6 +39,7 @@ class RequestProgress:
     """What one step did for one request: at most one token, and perhaps the end.
 
     ``logprobs`` tell of the token, ``prompt_logprobs`` come with the first one; both only if they were asked for.
+    ``embedding`` is the result of a request that pools, and comes with its end.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class RequestProgress:
     stop_reason: int | str | None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    embedding: list[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class LLMEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        pooling: Pooling | None = None,
     ) -> Sequence:
         """Tokenise and check a prompt, and put it into ``waiting``.
 
@@ -134,6 +137,7 @@ class LLMEngine:
             priority=priority,
             cache_salt=cache_salt,
             metadata=metadata,
+            pooling=pooling,
             max_model_length=window,
         )
         sequence.arrival_time = self.clock()
@@ -217,7 +221,7 @@ class LLMEngine:
 def _progress(seq: Sequence, *, gained: bool) -> RequestProgress:
     request_id = seq.request_id or ""
     if not gained:
-        return RequestProgress(request_id, None, seq.finish_reason, seq.stop_reason)
+        return RequestProgress(request_id, None, seq.finish_reason, seq.stop_reason, embedding=seq.embedding)
     if not seq.logprobs and not seq.prompt_logprobs:
         return RequestProgress(request_id, seq.last_token, seq.finish_reason, seq.stop_reason)
     prompt = tuple(seq.prompt_logprobs) if seq.num_completion_tokens == 1 and seq.prompt_logprobs else None

@@ -214,6 +214,9 @@ class Scheduler:
             self.block_manager.commit(sequence)
             if not is_complete:
                 continue
+            if sequence.pooling is not None:  # its prompt was all there is to compute
+                self._finish(sequence, "stop")
+                continue
             sequence.append_token(token_id)
             reason = self._end_reason(sequence, token_id)
             if reason is None and self.stop_check is not None and sequence.sampling_params.extra_args:

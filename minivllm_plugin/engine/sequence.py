@@ -16,8 +16,9 @@ from minivllm_plugin.errors import InvalidRequestError
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.views import EMPTY
 
-__all__ = ["FAILED_TOKEN", "MAX_TOKEN_ID", "FinishReason", "Sequence", "SequenceStatus"]
+__all__ = ["FAILED_TOKEN", "MAX_TOKEN_ID", "FinishReason", "Pooling", "Sequence", "SequenceStatus"]
 
+Pooling = Literal["last", "mean"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 # What a runner returns for a row that has no usable logits (NaN, everything masked): that request alone ends with "error".
@@ -47,6 +48,8 @@ class Sequence:
         priority: smaller runs first under the ``priority`` policy.
         cache_salt: prefix blocks are shared only between requests with an equal salt.
         metadata: for plugins; the engine itself does not look at it.
+        pooling: the sequence ends with its prompt, and its result is one vector: the hidden state of its ``last`` token, or the
+            ``mean`` over all. None generates.
         max_model_length: overrides ``sampling_params.max_model_length``.
 
     Raises:
@@ -62,6 +65,7 @@ class Sequence:
         "block_size",
         "block_table",
         "cache_salt",
+        "embedding",
         "failure",
         "finish_reason",
         "first_scheduled_step",
@@ -77,6 +81,7 @@ class Sequence:
         "num_preemptions",
         "num_prompt_tokens",
         "num_scheduled_tokens",
+        "pooling",
         "prefix_entry",
         "priority",
         "prompt_cached_tokens",
@@ -99,6 +104,7 @@ class Sequence:
         priority: int = 0,
         cache_salt: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        pooling: Pooling | None = None,
         max_model_length: int | None = None,
     ) -> None:
         self.token_ids = _checked_tokens(token_ids)
@@ -124,6 +130,8 @@ class Sequence:
         self.priority = priority
         self.cache_salt = cache_salt
         self.metadata: Mapping[str, Any] = MappingProxyType(dict(metadata)) if metadata else EMPTY
+        self.pooling = pooling
+        self.embedding: list[float] | None = None  # with ``pooling``, once the prompt is computed; written by the runner
         self.arrival = -1  # its number among all that were ever added to its scheduler
         self.arrival_time = 0.0  # seconds on the engine's clock
 
@@ -151,6 +159,11 @@ class Sequence:
         self.block_keys: list[int] = []  # chain keys of the full blocks; depend on tokens and salt only
         self.num_hashed_blocks = 0  # leading blocks that the index knows (or has an equal for)
         self.prefix_entry: int | None = None  # index entry of the last of these; None at the root, -1 once the chain is cut
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether every one of its prompt tokens is to be computed, cached or not: something is taken from each."""
+        return self.sampling_params.prompt_logprobs is not None or self.pooling == "mean"
 
     @property
     def num_tokens(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from minivllm_kernels.dispatch import BackendTable, using
-from minivllm_plugin.engine.sequence import Sequence
+from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.models.loader import LoadedModel
 from minivllm_plugin.runner.inputs import build_inputs
@@ -69,6 +69,9 @@ class ModelRunner:
         with using(self._backends):
             hidden = self.model.module(inputs.token_ids, inputs.positions, self._cache.layers, inputs.metadata)
             wanted = inputs.wanted
+            if wanted.pooled:
+                for index in wanted.take_embeddings(hidden[torch.tensor(wanted.pooled, device=self.device)], seqs):
+                    tokens[index] = FAILED_TOKEN
             if wanted.rows:
                 logits = wanted.take_prompt_logprobs(self.model.module.compute_logits(hidden[inputs.logit_rows]), seqs)
             if wanted.sampled:

@@ -1,14 +1,18 @@
-"""Which rows of a batch need logits: the last one of each sequence computed to its end, and prompt rows to be scored."""
+"""What is taken from which rows of a batch: logits of the last row of each sequence computed to its end, logits of prompt rows
+to be scored, hidden states of rows to be pooled."""
 
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.runner.logprobs import describe_rows
 
 __all__ = ["LogitRows"]
+
+POOLED = "pooled"
 
 
 @dataclass(slots=True)
@@ -18,12 +22,15 @@ class LogitRows:
     Attributes:
         sampled: indices into the batch of the sequences that get a next token.
         rows: rows whose logits are needed: first one for each of ``sampled``, then those of prompts.
+        pooled: rows whose hidden states are needed.
     """
 
     sampled: list[int] = field(default_factory=list)
     _last: list[int] = field(default_factory=list)
     _scored: list[int] = field(default_factory=list)
     _prompts: list[tuple[int, int, int]] = field(default_factory=list)  # index of the sequence, first position, how many
+    pooled: list[int] = field(default_factory=list)
+    _pools: list[tuple[int, int]] = field(default_factory=list)  # index of the sequence, how many rows
 
     @property
     def rows(self) -> list[int]:
@@ -33,6 +40,13 @@ class LogitRows:
         """Sequence ``index`` of the batch begins at ``first_row``."""
         start = seq.num_computed_tokens
         end = start + seq.num_scheduled_tokens
+        if seq.pooling is not None:
+            rows = range(first_row, first_row + seq.num_scheduled_tokens)
+            if seq.pooling == "last":
+                rows = rows[-1:] if end == seq.num_tokens else rows[:0]
+            self.pooled += rows
+            self._pools.append((index, len(rows)))
+            return
         if seq.sampling_params.prompt_logprobs is not None:
             begin = max(start, len(seq.prompt_logprobs))  # computed again after a preemption, it is not scored again
             count = min(end, seq.num_prompt_tokens - 1) - begin
@@ -58,3 +72,32 @@ class LogitRows:
             )
             offset += count
         return logits[: len(self._last)]
+
+    def take_embeddings(self, hidden: Tensor, seqs: SequenceABC[Sequence]) -> list[int]:
+        """Pool the hidden states of ``pooled`` into the embeddings of their sequences, each of length 1 (Euclid).
+
+        A prompt that comes in pieces is summed along; computed anew after a preemption, it begins anew.
+
+        Args:
+            hidden: float ``[len(pooled), hidden_size]``, after the last norm.
+
+        Returns:
+            Indices of the sequences that have no finite embedding.
+        """
+        failed: list[int] = []
+        offset = 0
+        for index, count in self._pools:
+            seq = seqs[index]
+            total = hidden[offset : offset + count].float().sum(dim=0)
+            offset += count
+            if seq.num_computed_tokens and POOLED in seq.attachments:
+                total = total + seq.attachments[POOLED]
+            seq.attachments[POOLED] = total
+            if seq.num_computed_tokens + seq.num_scheduled_tokens == seq.num_tokens:
+                vector = torch.nn.functional.normalize(total, dim=0)  # of a mean and of its sum it is the same
+                if bool(torch.isfinite(vector).all()):
+                    seq.embedding = vector.tolist()
+                else:
+                    seq.failure = "its hidden states were not finite (NaN or infinite)"
+                    failed.append(index)
+        return failed

@@ -3,27 +3,37 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from minivllm_plugin.errors import QueueFullError
-from minivllm_plugin.serving.outputs import RequestOutput
-from minivllm_plugin.serving.stream import RequestStream
 
-__all__ = ["run_all"]
+__all__ = ["Handle", "run_all"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 FULL_QUEUE_PAUSE = 0.01  # seconds between tries while other callers fill the queue
 
 
-def run_all(jobs: Sequence[Callable[[], RequestStream]], *, progress: bool) -> list[RequestOutput]:
-    """Submit all jobs, as many at a time as the queue takes, and return their outputs in order.
+class Handle(Protocol[T_co]):
+    """A submitted request, of whatever kind."""
+
+    def result(self) -> T_co: ...
+
+    def close(self) -> None: ...
+
+
+def run_all(jobs: Sequence[Callable[[], Handle[T]]], *, progress: bool, tokens_of: Callable[[T], int]) -> list[T]:
+    """Submit all jobs, as many at a time as the queue takes, and return their outputs in order. ``tokens_of`` feeds the bar.
 
     An exception, KeyboardInterrupt included, aborts what is still running.
     """
     waiting = deque(jobs)
-    running: deque[RequestStream] = deque()
-    outputs: list[RequestOutput] = []
+    running: deque[Handle[T]] = deque()
+    outputs: list[T] = []
     tokens = 0
     with _bar(progress and bool(jobs)) as bar:
         task = bar.add_task("", total=len(jobs), speed="")
@@ -37,7 +47,7 @@ def run_all(jobs: Sequence[Callable[[], RequestStream]], *, progress: bool) -> l
                     continue
                 output = running.popleft().result()
                 outputs.append(output)
-                tokens += sum(len(completion.token_ids) for completion in output.outputs)
+                tokens += tokens_of(output)
                 bar.update(task, advance=1, speed=f"{tokens / max(time.monotonic() - started, 1e-9):.0f} tok/s")
         finally:
             for stream in running:
@@ -45,7 +55,7 @@ def run_all(jobs: Sequence[Callable[[], RequestStream]], *, progress: bool) -> l
     return outputs
 
 
-def _submit(job: Callable[[], RequestStream], running: deque[RequestStream]) -> bool:
+def _submit(job: Callable[[], Handle[T]], running: deque[Handle[T]]) -> bool:
     try:
         running.append(job())
     except QueueFullError:

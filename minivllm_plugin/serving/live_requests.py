@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minivllm_plugin.engine.llm_engine import LLMEngine, RequestProgress, StepOutput
-from minivllm_plugin.engine.sequence import Sequence
+from minivllm_plugin.engine.sequence import Pooling, Sequence
 from minivllm_plugin.errors import (
     EngineError,
     InvalidRequestError,
@@ -36,6 +36,7 @@ class Request:
     cache_salt: str | None = None
     deadline: float | None = None
     metadata: Mapping[str, Any] | None = None
+    pooling: Pooling | None = None
 
 
 @dataclass(slots=True)
@@ -95,6 +96,7 @@ class LiveRequests:
                 priority=request.priority,
                 cache_salt=request.cache_salt,
                 metadata=request.metadata,
+                pooling=request.pooling,
             )
         except (InvalidRequestError, RequestRejectedError) as error:
             self._fail(entry, error)

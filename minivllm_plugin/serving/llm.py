@@ -23,6 +23,7 @@ from minivllm_plugin.serving import batch
 from minivllm_plugin.serving.chat import render_chat
 from minivllm_plugin.serving.choices import Choice
 from minivllm_plugin.serving.detokenizer import Detokenizer
+from minivllm_plugin.serving.embedding import EmbeddingOutput, EmbeddingRequest
 from minivllm_plugin.serving.live_requests import Request
 from minivllm_plugin.serving.loading import Loaded, load
 from minivllm_plugin.serving.outbox import Outbox
@@ -42,6 +43,8 @@ from minivllm_plugin.serving.stream import RequestStream, deadline_after
 from minivllm_plugin.serving.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
+
+EMBEDDING_PARAMS = SamplingParams(max_tokens=None, temperature=0.0)  # nothing is sampled
 
 Messages = Sequence[Mapping[str, Any]]
 Loader = Callable[[EngineConfig], tuple[LLMEngine, Loaded]]
@@ -227,6 +230,23 @@ class LLM:
         params = one_for_each(sampling_params, len(rendered), self.default_sampling_params())
         return self._run_all(rendered, params, use_tqdm)
 
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, use_tqdm: bool = True
+    ) -> list[EmbeddingOutput]:
+        """One vector a text, of length 1, pooled as the model asks for; results in the order of the texts.
+
+        Args:
+            dimensions: keep the first so many values (for models trained with Matryoshka losses); None keeps all.
+
+        Raises:
+            InvalidRequestError: any prompt is bad; then none has been started.
+        """
+        tokenized = [tokenize_prompt(prompt, self.tokenizer) for prompt in as_prompt_list(prompts)]
+        for prompt in tokenized:
+            check_request(prompt.token_ids, EMBEDDING_PARAMS, self._loaded.limits)
+        jobs = [lambda prompt=prompt: self._submit_embedding(prompt, dimensions) for prompt in tokenized]
+        return batch.run_all(jobs, progress=use_tqdm, tokens_of=lambda output: len(output.prompt_token_ids))
+
     # --- one at a time -------------------------------------------------------------------------------------------
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestStream:
@@ -281,6 +301,12 @@ class LLM:
         tokenized = TokenizedPrompt(self._render(messages, options))
         params = one_for_each(sampling_params, 1, self.default_sampling_params())[0]
         return self._submit(tokenized, params, request_id, timeout, priority, cache_salt, metadata)
+
+    def submit_embedding(
+        self, prompt: Prompt, *, dimensions: int | None = None, timeout: float | None = None, priority: int = 0
+    ) -> EmbeddingRequest:
+        """Check and queue one text for :meth:`embed`; the handle is asked for its ``result()`` or ``await aresult()``."""
+        return self._submit_embedding(tokenize_prompt(prompt, self.tokenizer), dimensions, timeout, priority)
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step; its reader sees reason ``abort``. Unknown ids are ignored."""
@@ -362,12 +388,39 @@ class LLM:
         )  # holds the LLM, which else might be collected, and close
         return stream
 
+    def _submit_embedding(
+        self, prompt: TokenizedPrompt, dimensions: int | None, timeout: float | None = None, priority: int = 0
+    ) -> EmbeddingRequest:
+        deadline = None if timeout is None else deadline_after(timeout)
+        check_queueing(None, priority, prompt.cache_salt)
+        check_request(prompt.token_ids, EMBEDDING_PARAMS, self._loaded.limits)
+        identity = self._service.next_request_id()
+        service = self._service
+        outbox = Outbox(on_lost_reader=lambda: service.abort_request(request))
+        request = Request(
+            identity,
+            prompt.token_ids,
+            EMBEDDING_PARAMS,
+            outbox,
+            priority,
+            prompt.cache_salt,
+            deadline,
+            None,
+            self._loaded.pooling,
+        )
+        handle = EmbeddingRequest(
+            request_id=identity, prompt_token_ids=prompt.token_ids, outbox=outbox, deadline=deadline, dimensions=dimensions
+        )
+        service.submit(request)
+        handle.arm(lambda: self._service.abort_request(request))
+        return handle
+
     def _run_all(self, prompts: list[TokenizedPrompt], params: list[SamplingParams], progress: bool) -> list[RequestOutput]:
         for prompt, one in zip(prompts, params, strict=True):
             check_request(prompt.token_ids, one, self._loaded.limits)
             self._preparation.prepare(one)  # again when it is submitted: grammars are kept
         jobs = [lambda prompt=prompt, one=one: self._submit(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
-        return batch.run_all(jobs, progress=progress)
+        return batch.run_all(jobs, progress=progress, tokens_of=_num_tokens)
 
 
 def _conversations(messages: object) -> list[Any]:
@@ -391,3 +444,7 @@ def _template_options(
         "continue_final_message": continue_final_message,
         "template_kwargs": dict(chat_template_kwargs or {}),
     }
+
+
+def _num_tokens(output: RequestOutput) -> int:
+    return sum(len(completion.token_ids) for completion in output.outputs)

@@ -13,6 +13,7 @@ from minivllm_plugin.config import EngineConfig
 from minivllm_plugin.engine.admission import Limits
 from minivllm_plugin.engine.llm_engine import LLMEngine
 from minivllm_plugin.engine.scheduler import Scheduler
+from minivllm_plugin.engine.sequence import Pooling
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.extensions import Extensions
 from minivllm_plugin.models.catalog import ModelSource, catalog_entry, resolve
@@ -37,6 +38,7 @@ class Loaded:
     dtype: str
     kernels: str = "torch"
     chat_template: str | None = None  # of the setting: Jinja text or the name of one of the model's own
+    pooling: Pooling = "last"
 
 
 def load(config: EngineConfig, extensions: Extensions | None = None) -> tuple[LLMEngine, Loaded]:
@@ -99,8 +101,41 @@ def load(config: EngineConfig, extensions: Extensions | None = None) -> tuple[LL
     engine = LLMEngine(scheduler, backend.runner, limits, tokenizer.encode if tokenizer else None)
     entry = catalog_entry(config.model)
     defaults = {**(entry.sampling if entry else {}), **description.generation_defaults}  # the checkpoint's own word counts more
-    loaded = Loaded(limits, tokenizer, defaults, backend.num_blocks, device, backend.dtype, backend.kernels, template)
+    loaded = Loaded(
+        limits,
+        tokenizer,
+        defaults,
+        backend.num_blocks,
+        device,
+        backend.dtype,
+        backend.kernels,
+        template,
+        _pooling(config, directory),
+    )
     return engine, loaded
+
+
+def _pooling(config: EngineConfig, directory: Path | None) -> Pooling:
+    """How embeddings are pooled: as asked for, else as the model's sentence-transformers files say, else by the last token.
+
+    Raises:
+        ConfigError: the files ask for another kind.
+    """
+    if config.pooling in ("last", "mean"):
+        return "mean" if config.pooling == "mean" else "last"
+    path = None if directory is None else directory / "1_Pooling" / "config.json"
+    if path is None or not path.is_file():
+        return "last"
+    from minivllm_plugin.models.checkpoint import read_json
+
+    modes = [name for name, value in read_json(path).items() if name.startswith("pooling_mode_") and value is True]
+    if modes == ["pooling_mode_mean_tokens"]:
+        return "mean"
+    if modes in (["pooling_mode_lasttoken"], []):
+        return "last"
+    raise ConfigError(
+        f"{path} asks for {', '.join(modes)}; supported are the last token and the mean: set pooling= to one of them"
+    )
 
 
 def _source(config: EngineConfig, extensions: Extensions) -> ModelSource:

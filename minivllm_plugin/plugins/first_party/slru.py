@@ -20,8 +20,8 @@ class SegmentedLRU:
     oldest of them are on probation again, so yesterday's favourites leave in the end.
 
     Source: Karedla, Love and Wherry, "Caching Strategies to Improve Disk System Performance" (1994), where the share is of the
-    whole cache; here it is of the candidates, the blocks freed longest ago, since a policy sees no others. SGLang's ``slru`` (pull
-    request 18843) protects by hits, too, and has no bound.
+    whole cache; here it is of the candidates, the blocks freed longest ago, since a policy sees no others. SGLang's ``slru``
+    (pull request 18843) protects by hits, too, and has no bound.
 
     Args:
         protected_hits: hits that protect a block. At least 1.
