@@ -135,10 +135,21 @@ class HookCall:
             statistics.average_seconds += (seconds - statistics.average_seconds) * weight
             statistics.slow_share += ((seconds > self._allowed_seconds()) - statistics.slow_share) * weight
 
+    def deliver(self, arguments: Mapping[str, Any]) -> None:
+        """Call it on a thread of its own, where nobody waits: not timed, errors counted. After too many in a row, do nothing."""
+        if self.most_in_a_row is not None and self.errors_in_a_row >= self.most_in_a_row:
+            return
+        try:
+            self.invoke(arguments)
+        except BaseException as error:  # also SystemExit, which would end the thread
+            self.failed(error)
+        else:
+            self.succeeded()
+
     def succeeded(self) -> None:
         self.errors_in_a_row = 0
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: BaseException) -> None:
         """Count ``error``, log the first of its kind, and take the hook out when it was one too many.
 
         Raises:

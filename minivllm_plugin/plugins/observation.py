@@ -195,7 +195,7 @@ class Observation:
         for entry in list(self._calls.get(hook, ())):
             thread = self._threads.get(entry.plugin)
             if thread is not None:  # one of its hooks was slow; all go the same way, or they would overtake each other
-                thread.put(partial(entry.invoke, arguments))
+                thread.put(partial(entry.deliver, arguments))
                 continue
             try:
                 entry.call(arguments)

@@ -199,6 +199,24 @@ def test_stopped_comes_after_everything_that_a_moved_observer_still_had_to_hear(
     assert heard == [*(f"step {number}" for number in range(1, 31)), "stopped"]
 
 
+def test_a_moved_observer_that_raises_is_taken_out_there(clock: HandTurned, caplog: pytest.LogCaptureFixture) -> None:
+    count = [0]
+
+    def step_started() -> None:
+        clock.now += 0.002
+        count[0] += 1
+        if count[0] > 20:
+            raise SystemExit(1)
+
+    bench = Bench(plugins=[make_plugin(step_started=step_started)], budget=0.1)
+    bench.add([1, 2, 3], 60)
+    bench.finish()
+    bench.plugins.stopped(Any, None)  # type: ignore[arg-type]  # nobody looks at the handle
+    assert count == [25]
+    assert bench.report().errors == ("step_started: 5 errors in a row",)
+    assert caplog.text.count("Traceback") == 1
+
+
 # --- queued observers ---------------------------------------------------------------------------------------------------
 
 
