@@ -10,13 +10,13 @@ contributes**: called once when the plugin is loaded, fills a registry.
 
 Rules for all observers and policies. They run on the engine thread between two steps, so what they cost, every request
 pays; they must not block, and a call back into the engine is refused with EngineError. They get records from
-:mod:`minivllm_plugin.views` and :mod:`minivllm_plugin.events`. They may not be wrappers. What they answer is checked: a wrong
-policy can be unfair, never incorrect.
+:mod:`minivllm_plugin.views` and :mod:`minivllm_plugin.events`. No hook may be a wrapper or async. What policies answer is
+checked: a wrong one can be unfair, never incorrect.
 
 When one raises: an observer is logged once, counted, and taken out after five errors in a row; a policy's decision is
 made by the engine, and after three errors in all the policy is taken out. With ``plugin_errors="raise"`` the exception ends the
 engine instead: for tests. When one is slow (on average over ``plugin_budget`` of the step, and over a millisecond), it is
-reported, then an observer is moved to a thread of its own and a policy is taken out.
+reported, then an observer is moved to a thread of its own and a policy is taken out. docs/hooks.md tells it all.
 
 The interface is versioned: :data:`API`. A plugin may say which it needs: ``minivllm_api = ">=1.0,<2"``.
 """
@@ -152,7 +152,7 @@ def minivllm_register_logits_processors(registry: "LogitsProcessorRegistry") -> 
     """Add logits processors. A request uses one by naming it: ``SamplingParams(extra_args={"name": value})``.
 
     When: once, when the plugin is loaded; the processor itself is called directly, on the engine thread, once a step for all rows
-    that asked for it. On error there: those requests fail with RequestFailedError, since a constraint dropped in silence is a
+    that asked for it (rows with a state of their own one by one, unless it says ``repeatable``). On error there: those requests fail with RequestFailedError, since a constraint dropped in silence is a
     wrong answer; their neighbours go on. Cost: what it takes a row, in every step with such a row.
     """
 
@@ -208,7 +208,7 @@ def minivllm_register_adapters(registry: "AdapterRegistry") -> None:
 def minivllm_request_queued(request: RequestView, state: EngineState) -> None:
     """A request was accepted into the waiting queue.
 
-    When: once a request. Cost: about 5 µs a request.
+    When: once a request. Cost: about 3 µs a request.
     """
 
 
@@ -216,7 +216,7 @@ def minivllm_request_queued(request: RequestView, state: EngineState) -> None:
 def minivllm_step_started(plan: StepPlan) -> None:
     """The scheduler chose a batch; nothing is computed yet.
 
-    When: once a step. Cost: building the record, about 10 µs at 32 sequences, and what you do with it.
+    When: once a step. Cost: building the record, about 15 µs at 32 sequences, and what you do with it.
     """
 
 
@@ -242,7 +242,7 @@ def minivllm_request_finished(request: RequestView, outcome: RequestOutcome) -> 
     """A request ended: stop, length, abort, error, or rejected by a policy before it was queued.
 
     When: exactly once for every queued (or rejected) request, also for those that an engine being closed aborts; not for those
-    that die with their engine (``minivllm_engine_error``). Cost: about 5 µs a request.
+    that die with their engine (``minivllm_engine_error``). Cost: about 3 µs a request.
     """
 
 
@@ -262,7 +262,7 @@ def minivllm_admit(request: RequestView, state: EngineState) -> Admit | Reject |
     """May this request queue?
 
     When: once a request, before it is queued (``max_queue_size`` was checked before). Anything but a Reject admits.
-    Cost: about 5 µs a request.
+    Cost: about 3 µs a request.
     """
 
 
@@ -284,7 +284,7 @@ def minivllm_step_budget(state: EngineState) -> Budget | None:
 
     When: once a step. Answer: limits, each clamped to 1 and the engine's own; without chunked prefill only ``num_sequences``
     counts.
-    Cost: about 5 µs a step.
+    Cost: about 15 µs a step.
     """
 
 
@@ -314,7 +314,7 @@ def minivllm_cache_salt(request: RequestView) -> str | None:
     """What must be equal for two requests to share cached prefixes, beside the tokens and the request's own salt?
 
     When: once a request, before it is queued. Answer: a string, None for nothing; those of all policies count together.
-    On error, or any other answer: **closed**: this request gets a random salt and shares with nobody. Cost: about 5 µs a request.
+    On error, or any other answer: **closed**: this request gets a random salt and shares with nobody. Cost: about 3 µs a request.
     """
 
 
