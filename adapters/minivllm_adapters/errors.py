@@ -11,11 +11,13 @@ retry logic reads as a network fault. So nothing but these classes leaves the ad
     ModelNotFoundError          -> litellm.NotFoundError                404
     RequestTimeoutError         -> litellm.Timeout                      408
     QueueFullError              -> litellm.RateLimitError               429
+    RequestRejectedError        -> litellm.RateLimitError               429, with a Retry-After header if the policy named a time
     ModelError (the others)     -> litellm.ServiceUnavailableError      503, the model is not there (yet)
     EngineClosedError           -> litellm.ServiceUnavailableError      503
     RequestFailedError, RequestAbortedError, EngineError, anything else -> litellm.InternalServerError  500
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,7 +64,21 @@ def litellm_error(error: Exception, model: str) -> Exception:
         return error
     name = next(LITELLM_NAMES[cls] for cls in type(error).__mro__ if cls in LITELLM_NAMES)
     make: Any = getattr(litellm, name)
+    if isinstance(error, errors.RequestRejectedError) and error.retry_after is not None:
+        return _come_back_later(make, error, error.retry_after, model)
     return make(message=_message(error), model=model, llm_provider=PROVIDER)  # type: ignore[no-any-return]  # by name
+
+
+def _come_back_later(make: Any, error: Exception, seconds: float, model: str) -> Exception:
+    """A RateLimitError that says when. LiteLLM's Router reads the response's header before it retries, its proxy sends
+    ``headers`` on to the client; ``retry_after`` is for programs that catch it."""
+    import httpx
+
+    headers = {"retry-after": str(max(1, math.ceil(seconds)))}  # whole seconds by RFC 9110
+    response = httpx.Response(429, headers=headers, request=httpx.Request("POST", "http://localhost"))
+    made: Any = make(message=_message(error), model=model, llm_provider=PROVIDER, response=response)
+    made.headers, made.retry_after = headers, seconds
+    return made  # type: ignore[no-any-return]  # by name
 
 
 def _message(error: Exception) -> str:

@@ -7,18 +7,17 @@ is found out. A name that stands in none of these sets is unknown and is refused
 from collections.abc import Mapping
 
 from minivllm_adapters.format_params import FORMATS
+from minivllm_adapters.prompt_params import CHAT_TEMPLATE, REASONING
+from minivllm_adapters.report_params import REPORT
 from minivllm_adapters.tool_params import TOOLS
 
 __all__ = [
     "ADMISSION",
     "ALIASES",
-    "CHAT_TEMPLATE",
     "HINTS",
     "IGNORED",
     "NEUTRAL_ONLY",
     "OPENAI",
-    "REASONING",
-    "REPORT",
     "SAMPLING",
     "SUPPORTED",
 ]
@@ -34,17 +33,8 @@ SAMPLING = frozenset(
 # The second is what vLLM's server calls the parameters of its plugins.
 ALIASES: Mapping[str, str] = {"max_completion_tokens": "max_tokens", "vllm_xargs": "extra_args"}
 
-# How the messages become a prompt.
-CHAT_TEMPLATE = frozenset({"add_generation_prompt", "continue_final_message", "chat_template_kwargs"})
-
 # How the request is queued. LiteLLM keeps ``metadata`` for itself, so what plugins are to see has a name of its own.
 ADMISSION = frozenset({"request_id", "priority", "cache_salt", "request_metadata"})
-
-# What is reported, and which completions are returned.
-REPORT = frozenset({"logprobs", "top_logprobs", "echo", "best_of"})
-
-# Whether the model reasons before it answers, for templates that have the switch.
-REASONING = frozenset({"reasoning_effort", "thinking"})
 
 SUPPORTED = SAMPLING | CHAT_TEMPLATE | ADMISSION | REPORT | REASONING | FORMATS | TOOLS | ALIASES.keys() | {"prompt_token_ids"}
 

@@ -23,14 +23,15 @@ from litellm.types.utils import (
 from minivllm_adapters.logprobs import chat_logprobs
 from minivllm_adapters.params import CallPlan
 from minivllm_plugin.errors import MinivllmError, RequestAbortedError, RequestFailedError
+from minivllm_plugin.parsing.chat_output import ChatOutputParser
 
 if TYPE_CHECKING:
-    from minivllm_plugin.parsing.chat_output import ChatOutputParser
     from minivllm_plugin.serving.llm import LLM
     from minivllm_plugin.serving.outputs import CompletionOutput, RequestOutput
 
 __all__ = [
     "ChunkFactory",
+    "answer_parser",
     "finish_reason",
     "new_call_id",
     "no_end",
@@ -84,15 +85,13 @@ def whole_response(model: str, plan: CallPlan, outputs: Sequence["RequestOutput"
         for completion in _chosen(plan, output):
             reason = finish_reason(completion.finish_reason, output.request_id)
             if plan.messages is None:
-                text = _prompt_text(plan, number, llm) + completion.text if plan.echo else completion.text
+                text = _prompt_text(plan, number, llm) + completion.text if plan.report.echo else completion.text
                 message = Message(role="assistant", content=text)
             else:
-                message, reason = _message(
-                    llm.output_parser(plan.tools.tools, prompt_token_ids=output.prompt_token_ids), completion.text, reason
-                )
+                message, reason = _message(plan, answer_parser(llm, plan, output.prompt_token_ids), completion.text, reason)
             choice = Choices(index=len(choices), finish_reason=reason, message=message)
-            if plan.num_top_logprobs is not None:
-                choice.logprobs = chat_logprobs(completion.logprobs, plan.num_top_logprobs)
+            if plan.report.num_top_logprobs is not None:
+                choice.logprobs = chat_logprobs(completion.logprobs, plan.report.num_top_logprobs)
             choices.append(choice)
     response = ModelResponse(
         id=response_id(plan.request_id or outputs[0].request_id, chat=plan.messages is not None),
@@ -121,13 +120,22 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def _message(parser: "ChatOutputParser", text: str, reason: str) -> tuple[Message, str]:
+def answer_parser(llm: "LLM", plan: CallPlan, prompt_token_ids: Sequence[int]) -> ChatOutputParser:
+    """What takes one answer apart. The text of a text completion stays as it is, and so does an answer of a fixed form, even if
+    the prompt has opened a passage of reasoning: the form has no place for its end."""
+    if plan.messages is None:
+        return ChatOutputParser()
+    return llm.output_parser(plan.tools.tools, prompt_token_ids=prompt_token_ids, reasoning=not plan.has_fixed_form)
+
+
+def _message(plan: CallPlan, parser: ChatOutputParser, text: str, reason: str) -> tuple[Message, str]:
     answer = parser.parse(text)
     calls = [
         ChatCompletionMessageToolCall(
             id=new_call_id(), type="function", function=Function(name=call.name, arguments=call.arguments)
         )
-        for call in answer.calls
+        for index, call in enumerate(answer.calls)
+        if plan.tools.takes_call(index)
     ]
     message = Message(
         role="assistant",
@@ -141,9 +149,9 @@ def _message(parser: "ChatOutputParser", text: str, reason: str) -> tuple[Messag
 def _chosen(plan: CallPlan, output: "RequestOutput") -> "list[CompletionOutput]":
     """With ``best_of``, those with the highest mean log-probability a token; else all, in order."""
     completions = list(output.outputs)
-    if len(completions) > plan.choices_per_prompt:
+    if len(completions) > plan.report.choices_per_prompt:
         completions.sort(key=lambda one: -(one.cumulative_logprob or 0.0) / max(1, len(one.token_ids)))
-    return completions[: plan.choices_per_prompt]
+    return completions[: plan.report.choices_per_prompt]
 
 
 def _prompt_text(plan: CallPlan, number: int, llm: "LLM") -> str:

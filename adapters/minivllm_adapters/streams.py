@@ -20,7 +20,7 @@ from litellm.types.utils import ModelResponseStream
 from minivllm_adapters.errors import litellm_error
 from minivllm_adapters.logprobs import chat_logprobs
 from minivllm_adapters.params import CallPlan
-from minivllm_adapters.responses import ChunkFactory, new_call_id, no_end, response_id, tool_call, usage_of
+from minivllm_adapters.responses import ChunkFactory, answer_parser, new_call_id, no_end, response_id, tool_call, usage_of
 from minivllm_plugin.parsing.chat_output import ChatDelta, ChatOutputParser
 
 if TYPE_CHECKING:
@@ -49,25 +49,25 @@ class _Chunks:
         self._stream = stream
         self._model = model
         self._plan = plan
-        self._make_parser = partial(llm.output_parser, plan.tools.tools, prompt_token_ids=stream.prompt_token_ids)
+        self._make_parser = partial(answer_parser, llm, plan, stream.prompt_token_ids)
         self._factory = ChunkFactory(model, response_id(stream.request_id, chat=plan.messages is not None))
         self._choices: dict[int, _Choice] = {}
-        self._num_open = plan.choices_per_prompt
+        self._num_open = plan.report.choices_per_prompt
         self._ready: deque[ModelResponseStream] = deque()
-        self._reason: str | None = None  # of the last delta
+        self._reason: str | None = None  # of a choice that came to no end of its own
         self._ended = False
 
     def _accept(self, delta: "StreamDelta | None") -> None:
         """Turn one delta into chunks; a text and the reason that came with it become separate chunks. None: the source ended."""
         if delta is None:
             raise no_end(self._reason, self._stream.request_id)
-        self._reason = delta.finish_reason
+        if delta.finish_reason not in ("stop", "length"):
+            self._reason = delta.finish_reason or self._reason
         index = delta.index
         choice = self._choices.get(index)
         if choice is None:
-            parser = self._make_parser() if self._plan.messages is not None else ChatOutputParser()
-            choice = self._choices[index] = _Choice(parser)
-        if self._plan.num_top_logprobs is not None and delta.logprobs:
+            choice = self._choices[index] = _Choice(self._make_parser())
+        if self._plan.report.num_top_logprobs is not None and delta.logprobs:
             choice.logprobs += delta.logprobs
         self._hand_out(index, choice, choice.parser.feed(delta.text))
         if delta.finish_reason not in ("stop", "length"):
@@ -88,13 +88,15 @@ class _Chunks:
         if news.text:
             pieces.append({"content": news.text})
         for call in news.calls:
+            if not self._plan.tools.takes_call(call.index):
+                continue
             if call.name is not None:
                 choice.call_ids[call.index] = new_call_id()
             pieces.append({"tool_calls": [tool_call(choice.call_ids[call.index], call.index, call.name, call.arguments)]})
         if choice.logprobs and not pieces and is_last:
             pieces.append({"content": ""})
         for piece in pieces:
-            told = chat_logprobs(choice.logprobs, self._plan.num_top_logprobs or 0) if choice.logprobs else None
+            told = chat_logprobs(choice.logprobs, self._plan.report.num_top_logprobs or 0) if choice.logprobs else None
             choice.logprobs = []
             self._ready.append(self._factory.piece(index, told, **piece))
 

@@ -27,6 +27,10 @@ class ToolPlan:
     only: str | None = None
     parallel: bool = True
 
+    def takes_call(self, index: int) -> bool:
+        """Whether call ``index`` of an answer is handed on: without ``parallel`` only the first one is."""
+        return self.parallel or index == 0
+
 
 def wanted_tools(wanted: Mapping[str, Any]) -> ToolPlan:
     """
