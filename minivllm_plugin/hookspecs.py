@@ -152,8 +152,9 @@ def minivllm_register_logits_processors(registry: "LogitsProcessorRegistry") -> 
     """Add logits processors. A request uses one by naming it: ``SamplingParams(extra_args={"name": value})``.
 
     When: once, when the plugin is loaded; the processor itself is called directly, on the engine thread, once a step for all rows
-    that asked for it (rows with a state of their own one by one, unless it says ``repeatable``). On error there: those requests fail with RequestFailedError, since a constraint dropped in silence is a
-    wrong answer; their neighbours go on. Cost: what it takes a row, in every step with such a row.
+    that asked for it (rows with a state of their own one by one, unless it says ``repeatable``). On error there: those requests
+    fail with RequestFailedError, since a constraint dropped in silence is a wrong answer; their neighbours go on. Cost: what it
+    takes a row, in every step with such a row.
     """
 
 
