@@ -1,8 +1,8 @@
 """A page over a scripted engine, and a real browser to look at it.
 
-Everything but the model is real: Gradio, uvicorn, LiteLLM, the provider, the registry, engine thread, scheduler and pool. A token is
-one byte; what the "model" says depends on the last question, and it takes a moment for each token, so that there is something to
-see and to stop.
+Everything but the model is real: Gradio, uvicorn, LiteLLM, the provider, the registry, engine thread, scheduler and pool. A
+token is one byte; what the "model" says depends on the last question, and it takes a moment for each token, so that there is
+something to see and to stop.
 """
 
 import os
@@ -46,7 +46,15 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
 END = 256
-CODE = 'Look:\n\n```python\ndef f(x):\n    if x < 1 and x > 0:\n        return "<b>"\n```\n\nand <script>window.hacked = 1</script> <i>'
+CODE = """Look:
+
+```python
+def f(x):
+    if x < 1 and x > 0:
+        return "<b>"
+```
+
+and <script>window.hacked = 1</script> <i>"""
 STORY = "Once upon a time there was a lighthouse. " * 400
 LEAST_PAUSE = 0.002  # seconds a token
 
@@ -176,9 +184,12 @@ def serve(model: ScriptedModel) -> Iterator[Serve]:
 # --- a browser ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """Debian's chromium under playwright; skipped where either is missing, which fails in CI."""
+    """Debian's chromium under playwright; skipped where either is missing, which fails in CI.
+
+    For a module, not for the session: while it is there, an event loop runs on this thread, and nobody else's can.
+    """
     path = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
     try:
         from playwright.sync_api import sync_playwright

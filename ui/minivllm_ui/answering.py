@@ -14,6 +14,7 @@ from typing import Any
 
 import litellm
 
+import minivllm_plugin
 from minivllm_plugin.errors import MinivllmError
 from minivllm_plugin.events import RequestOutcome
 from minivllm_ui.conversation import Message, Turn
@@ -129,6 +130,7 @@ class Answering:
         host = self._host
         while host.is_restarting:
             await asyncio.sleep(PULSE)
+        minivllm_plugin.register()  # LiteLLM's list of providers may have been re-assigned by somebody in this process
         room = host.max_model_len - await asyncio.to_thread(host.count_tokens, self._messages)
         stream: Any = await litellm.acompletion(
             model=host.litellm_model,

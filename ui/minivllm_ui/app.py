@@ -23,6 +23,7 @@ from minivllm_ui.conversation import Conversations
 from minivllm_ui.engine_host import FCFS, EngineHost, policy_names
 from minivllm_ui.guard import Guard
 from minivllm_ui.guests import MOST_GUESTS, Guests
+from minivllm_ui.loops import in_event_loop
 from minivllm_ui.observer import EngineObserver
 from minivllm_ui.page import STATIC, build_page
 from minivllm_ui.recorder import Recorder
@@ -88,8 +89,8 @@ class PageServer:
         self.recorder = Recorder(observer, self._about)
         self.conversations = Conversations()
         self.guests = guests = Guests(self.engine, self.recorder)
-        self.page = build_page(self.engine, self.recorder, self.conversations)
-        config = uvicorn.Config(self._build(guests), log_level="warning", timeout_graceful_shutdown=2)
+        app = in_event_loop(lambda: self._build(guests))
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
         self._server = uvicorn.Server(config)
         self._thread: threading.Thread | None = None
 
@@ -130,12 +131,13 @@ class PageServer:
         } | ({"status": "restarting"} if engine.is_restarting else {})
 
     def _build(self, guests: Guests) -> Any:
+        page = build_page(self.engine, self.recorder, self.conversations)
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         app.include_router(engine_routes(self.engine, self.recorder, guests))
         app.mount("/engine/static", StaticFiles(directory=STATIC))
         gr.mount_gradio_app(
             app,
-            self.page,
+            page,
             path="/",
             theme=_theme(),
             head=HEAD,
@@ -146,7 +148,7 @@ class PageServer:
             mcp_server=False,
             show_error=True,
         )
-        queue: Any = self.page._queue
+        queue: Any = page._queue
         queue.sleep_when_free = QUEUE_NAP
         return Guard(app, self._settings.auth, local_only=self._settings.host in ("127.0.0.1", "localhost", "::1"))
 
@@ -170,10 +172,14 @@ def _url(bound: socket.socket) -> str:
 def _bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"{host!r} is no address of this machine: {error}") from error
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
         bound.listen(128)  # who comes before the server serves waits, and is not refused
     except OSError as error:
+        bound.close()
         raise ConfigError(f"the page cannot listen on {host} port {port}: {error}; --port 0 takes a free one") from error
     return bound
