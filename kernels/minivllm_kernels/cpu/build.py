@@ -39,9 +39,7 @@ V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 IS_ARM = platform.machine() in ("aarch64", "arm64")
 ISAS: dict[str, InstructionSet] = {
     "native": InstructionSet(("-mcpu=native",) if IS_ARM else ("-march=native",)),  # whatever the machine has
-    "avx512bf16": InstructionSet(
-        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), (*V4, "avx512_vnni", "avx512_bf16")
-    ),
+    "avx512bf16": InstructionSet(("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), (*V4, "avx512_vnni", "avx512_bf16")),
     "avx512vnni": InstructionSet(("-march=x86-64-v4", "-mavx512vnni"), (*V4, "avx512_vnni")),
     "avx512": InstructionSet(("-march=x86-64-v4",), V4),
     "avxvnni": InstructionSet(("-march=x86-64-v3", "-mavxvnni"), (*V3, "avx_vnni")),

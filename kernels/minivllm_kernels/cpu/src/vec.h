@@ -305,12 +305,8 @@ static INLINE f32x16 exp2v(f32x16 y, float least = -126.f) {
   const f32x16 low = splat(least);
   i32x16 alive = y > low;
   y = vmax(y, low);
-#if VECTOR_BYTES == 64
-  f32x16 r = (f32x16)_mm512_reduce_ps((__m512)y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // y - floor(y)
-#else
   f32x16 whole = floor_of(y);
   f32x16 r = y - whole;
-#endif
   f32x16 p = splat(0.00186713074f);
   p = fma(p, r, splat(0.00901702846f));
   p = fma(p, r, splat(0.0557999149f));
@@ -318,7 +314,7 @@ static INLINE f32x16 exp2v(f32x16 y, float least = -126.f) {
   p = fma(p, r, splat(0.693151312f));
   p = fma(p, r, splat(1.f));
 #if VECTOR_BYTES == 64
-  return (f32x16)_mm512_maskz_scalef_ps(_mm512_movepi32_mask((__m512i)alive), (__m512)p, (__m512)y);  // p * 2^floor(y)
+  return (f32x16)_mm512_maskz_scalef_ps(_mm512_movepi32_mask((__m512i)alive), (__m512)p, (__m512)whole);
 #else
   return as_floats((as_ints(p) + (round_to_int(whole) << 23)) & alive);
 #endif
