@@ -10,29 +10,33 @@ therefore has its true class in the caller's hands; raised later, from the itera
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import litellm
-from litellm import ModelResponse
+from litellm import EmbeddingResponse, ModelResponse
 from litellm.llms.custom_llm import CustomLLM
 from litellm.types.utils import ModelResponseStream
 
+from minivllm_adapters import embeddings
 from minivllm_adapters.deadlines import Deadline
+from minivllm_adapters.embeddings import EmbeddingPlan, embedding_response, plan_embedding
 from minivllm_adapters.errors import litellm_error
 from minivllm_adapters.loading import ModelLoads, Registry
 from minivllm_adapters.model_info import announce
 from minivllm_adapters.params import CallPlan, plan_call
 from minivllm_adapters.responses import whole_response
 from minivllm_adapters.streams import AsyncChunks, SyncChunks
-from minivllm_plugin.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
+    from minivllm_plugin.serving.embedding import EmbeddingRequest
     from minivllm_plugin.serving.llm import LLM
     from minivllm_plugin.serving.outputs import RequestOutput
     from minivllm_plugin.serving.stream import RequestStream
 
 __all__ = ["MinivllmProvider", "provider"]
+
+Handle = TypeVar("Handle")
 
 
 class MinivllmProvider(CustomLLM):
@@ -62,7 +66,7 @@ class MinivllmProvider(CustomLLM):
         try:
             deadline, plan = _understand(messages, kwargs, stream=False)
             llm = await self._loads.aopen(model, deadline)
-            streams = await _asubmit(model, llm, plan, deadline)
+            streams = await _on_worker(deadline, lambda: _submit(model, llm, plan, deadline))
             return whole_response(model, plan, await _aresults(streams), llm)
         except Exception as error:
             _raise(error, model)
@@ -81,13 +85,24 @@ class MinivllmProvider(CustomLLM):
         except Exception as error:
             _raise(error, model)
 
-    def embedding(self, model: str, input: list[Any], **kwargs: Any) -> NoReturn:  # type: ignore[override]  # noqa: A002
-        """Refused: the models here are causal language models and have no embedding head."""
-        _raise(UnsupportedFeatureError(f"minivllm/{model} gives no embeddings; use an embedding model's provider"), model)
+    def embedding(self, model: str, input: Any, **kwargs: Any) -> EmbeddingResponse:  # type: ignore[override]  # noqa: A002
+        """One vector a text."""
+        try:
+            deadline, plan = Deadline.after(kwargs.get("timeout")), plan_embedding(input, kwargs)
+            llm = self._loads.open(model, deadline)
+            return embedding_response(model, plan, embeddings.results(_submit_embeddings(model, llm, plan, deadline)))
+        except Exception as error:
+            _raise(error, model)
 
-    async def aembedding(self, model: str, input: list[Any], **kwargs: Any) -> NoReturn:  # type: ignore[override]  # noqa: A002
-        """Refused like :meth:`embedding`."""
-        self.embedding(model, input, **kwargs)
+    async def aembedding(self, model: str, input: Any, **kwargs: Any) -> EmbeddingResponse:  # type: ignore[override]  # noqa: A002
+        """The same for an event loop."""
+        try:
+            deadline, plan = Deadline.after(kwargs.get("timeout")), plan_embedding(input, kwargs)
+            llm = await self._loads.aopen(model, deadline)
+            requests = await _on_worker(deadline, lambda: _submit_embeddings(model, llm, plan, deadline))
+            return embedding_response(model, plan, await embeddings.aresults(requests))
+        except Exception as error:
+            _raise(error, model)
 
     def _admit_stream(
         self, model: str, messages: list[Any], kwargs: dict[str, Any]
@@ -139,13 +154,20 @@ def _submit(model: str, llm: "LLM", plan: CallPlan, deadline: Deadline) -> "list
     return streams
 
 
-async def _asubmit(model: str, llm: "LLM", plan: CallPlan, deadline: Deadline) -> "list[RequestStream]":
-    """The same on a worker thread: chat templates and tokenisers take milliseconds for long prompts. Whoever stops waiting
-    drops the streams, and dropping them aborts them."""
+def _submit_embeddings(model: str, llm: "LLM", plan: EmbeddingPlan, deadline: Deadline) -> "list[EmbeddingRequest]":
+    if deadline.remaining() == 0.0:
+        raise deadline.expired(f"model {model!r} was loading")
+    announce(model, llm)
+    return embeddings.submit(llm, plan, deadline.remaining())
+
+
+async def _on_worker(deadline: Deadline, submit: Callable[[], list[Handle]]) -> list[Handle]:
+    """Submit on a worker thread: chat templates and tokenisers take milliseconds for long prompts. Whoever stops waiting drops
+    the requests, and dropping them aborts them."""
     limit = asyncio.timeout(deadline.remaining())
     try:
         async with limit:
-            return await asyncio.to_thread(_submit, model, llm, plan, deadline)
+            return await asyncio.to_thread(submit)
     except TimeoutError as error:
         if limit.expired():
             raise deadline.expired("the request waited for a worker thread of this event loop") from error

@@ -18,6 +18,7 @@ from minivllm_plugin.cli.generate import generate
 from minivllm_plugin.cli.models import models, pull
 from minivllm_plugin.cli.plugin_commands import with_plugin_commands
 from minivllm_plugin.cli.plugins import plugins
+from minivllm_plugin.cli.serve import serve
 from minivllm_plugin.cli.simulate import simulate
 from minivllm_plugin.cli.top import top
 from minivllm_plugin.cli.ui import ui
@@ -34,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # errors.py's messages are written for people; main() prints them
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, generate, ui, top, pull, models, plugins, env, autoload, simulate):
+for command in (chat, generate, serve, ui, top, pull, models, plugins, env, autoload, simulate):
     app.command()(command)
 app.add_typer(bench)
 
