@@ -27,6 +27,13 @@ def wanted_format(wanted: Mapping[str, Any]) -> StructuredOutputsParams | None:
 
 
 def _read(name: str, value: Any) -> StructuredOutputsParams | None:
+    try:
+        return _form(name, value)
+    except InvalidRequestError as error:
+        raise error if name in str(error) else type(error)(f"{name}: {error}") from error
+
+
+def _form(name: str, value: Any) -> StructuredOutputsParams | None:
     if name == "response_format":
         return _response_format(value)
     if name in GUIDED:

@@ -37,6 +37,7 @@ def _helper(name: str) -> ModuleType:
     return module
 
 
+_helper("fake_completion")
 fake_llm = _helper("fake_llm")
 
 

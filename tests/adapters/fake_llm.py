@@ -1,82 +1,71 @@
 """A scripted LLM with the API that the adapter uses, and nothing behind it. It counts, records and fails on request.
 
-One script step is one token: a ``str`` is its text, a ``threading.Event`` a point where generation stands still until it is
-set, an exception is raised from there, an ``End`` ends the request with its reason. The consumer pulls, so every order of
-events in a test is the test's own.
+What it says are scripts (see ``fake_completion``). The consumer pulls, so every order of events in a test is the test's own;
+completions of one request take turns. Records and parsers are the engine's own.
 """
 
 import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from fake_completion import REPLY, Completion, End, Step, Token
+
 from minivllm_plugin.errors import EngineClosedError, ModelNotFoundError, RequestAbortedError, RequestTimeoutError
+from minivllm_plugin.extensions import Extensions
+from minivllm_plugin.parsing.chat_output import ChatOutputParser
+from minivllm_plugin.parsing.formats import OutputFormats
 from minivllm_plugin.sampling_parameters import SamplingParams
+from minivllm_plugin.serving.logprobs import Logprob
+from minivllm_plugin.serving.outputs import RequestOutput, StreamDelta
 
+__all__ = ["REPLY", "End", "FakeLLM", "FakeRegistry", "FakeStream", "Submission", "Token"]
 
-@dataclass(frozen=True)
-class End:
-    """A script step: the request ends here, with this reason."""
-
-    reason: str
-
-
-Step = str | threading.Event | Exception | End
-REPLY: tuple[Step, ...] = ("Paris", " is", " the", " capital", " of", " France", ".")
 PATIENCE = 30.0  # seconds before a test that waits for something gives up
 
 
 @dataclass(frozen=True)
-class StreamDelta:
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
-@dataclass
-class CompletionOutput:
-    index: int = 0
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
-@dataclass
-class RequestOutput:
-    request_id: str
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput] = field(default_factory=lambda: [CompletionOutput()])
-    finished: bool = False
-    num_cached_tokens: int = 0
-
-
-@dataclass(frozen=True)
 class Submission:
-    """One request as the adapter sent it."""
+    """One request as the adapter sent it; ``choice``: of which completion a script is asked for."""
 
     prompt: Any
     chat: bool
     params: SamplingParams
     options: dict[str, Any]
     thread: str
+    choice: int = 0
 
 
 class FakeStream:
     def __init__(
-        self, llm: "FakeLLM", output: RequestOutput, steps: Sequence[Step], params: SamplingParams, timeout: Any
+        self, llm: "FakeLLM", request_id: str, prompt_token_ids: list[int], completions: list[Completion], submission: Submission
     ) -> None:
-        self.request_id = output.request_id
-        self.prompt_token_ids = output.prompt_token_ids
-        self.output = output
+        self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
         self._llm = llm
-        self._steps = iter(steps)
-        self._params = params
+        self._completions = completions
+        self._open = list(completions)  # the one whose turn it is first
+        self._params = submission.params
+        timeout = submission.options["timeout"]
         self._expires = None if timeout is None else time.monotonic() + timeout
+
+    @property
+    def output(self) -> RequestOutput:
+        told: list[dict[int, Logprob] | None] | None = None
+        if self._params.prompt_logprobs is not None:
+            told = [None, *({token: Logprob(-0.25, 1, f"p{token}")} for token in self.prompt_token_ids[1:])]
+        return RequestOutput(
+            self.request_id,
+            None,
+            self.prompt_token_ids,
+            [completion.output for completion in self._completions],
+            not self._open,
+            self._llm.num_cached_tokens,
+            prompt_logprobs=told,
+        )
 
     def __iter__(self) -> Iterator[StreamDelta]:
         return self
@@ -117,8 +106,9 @@ class FakeStream:
     def close(self) -> None:
         if self._llm.live.pop(self.request_id, None) is not None:
             self._llm.aborted.append(self.request_id)
-            self.output.outputs[0].finish_reason = "abort"
-            self.output.finished = True
+            for completion in self._open:
+                completion.finish_reason = "abort"
+            self._open = []
 
     async def aclose(self) -> None:
         self.close()
@@ -127,13 +117,12 @@ class FakeStream:
         self.close()
 
     def _checked(self) -> RequestOutput:
-        if self.output.outputs[0].finish_reason == "abort":
+        if any(completion.finish_reason == "abort" for completion in self._completions):
             raise RequestAbortedError(f"request {self.request_id} was aborted")
         return self.output
 
     def _pull(self) -> StreamDelta | threading.Event:
-        """The next delta, or the event that has to be set first."""
-        if self.output.finished:
+        if not self._open:
             raise StopIteration
         if self._llm.closed:
             self._leave()
@@ -141,49 +130,36 @@ class FakeStream:
         if self._expires is not None and time.monotonic() >= self._expires:
             self.close()
             raise RequestTimeoutError(f"request {self.request_id} ran past its timeout")
-        completion = self.output.outputs[0]
-        if self._params.max_tokens is not None and len(completion.token_ids) >= self._params.max_tokens:
-            return self._end("length")
-        step = next(self._steps, None)
-        if isinstance(step, threading.Event):
-            if not step.is_set():
-                self._steps = itertools.chain([step], self._steps)
-                return step
-            return self._pull()
-        if isinstance(step, Exception):
+        completion = self._open[0]
+        try:
+            delta = completion.advance()
+        except Exception:
             self._leave()
-            raise step
-        if step is None:
-            return self._end("stop")
-        if isinstance(step, End):
-            return self._end(step.reason)
-        token = (len(completion.token_ids) + 1,)
-        completion.token_ids += token
-        completion.text += step
-        for stop in self._params.stop or ():
-            if stop in completion.text:
-                completion.text = completion.text[: completion.text.index(stop)]
-                return self._end("stop", token_ids=token)
-        return StreamDelta(step, token)
-
-    def _end(self, reason: str, token_ids: tuple[int, ...] = ()) -> StreamDelta:
-        self.output.outputs[0].finish_reason = reason
-        self._leave()
-        self._llm.finished.append(self.request_id)
-        return StreamDelta("", token_ids, reason)
+            raise
+        if isinstance(delta, StreamDelta):
+            self._open = self._open[1:] + ([] if completion.finish_reason else [completion])
+            if not self._open:
+                self._leave()
+                self._llm.finished.append(self.request_id)
+        return delta
 
     def _leave(self) -> None:
         self._llm.live.pop(self.request_id, None)
-        self.output.finished = True
+        self._open = []
 
 
 class FakeLLM:
-    """Attributes for tests: ``submissions`` (attempts included), ``live`` ids, ``finished`` and ``aborted`` ids, ``refusals``."""
+    """Attributes for tests: ``submissions`` (attempts included), ``live`` ids, ``finished`` and ``aborted`` ids, ``refusals``;
+    ``tool_format``, ``reasoning_format`` and ``opens_reasoning`` (the template ends with the opening tag) choose the parsers."""
 
     def __init__(self, steps: Sequence[Step] = REPLY, *, max_model_len: int = 128, num_cached_tokens: int = 3) -> None:
         self.steps: Sequence[Step] | Callable[[Submission], Sequence[Step]] = steps
         self.max_model_len = max_model_len
         self.num_cached_tokens = num_cached_tokens
+        self.tool_format = "hermes"
+        self.reasoning_format = "none"
+        self.opens_reasoning = False
+        self.tokenizer = None
         self.submissions: list[Submission] = []
         self.refusals: list[Exception] = []  # raised by the next submits, first one first
         self.live: dict[str, str] = {}
@@ -196,13 +172,32 @@ class FakeLLM:
     def default_sampling_params(self) -> SamplingParams:
         return SamplingParams(temperature=0.7, max_tokens=None)
 
+    def output_parser(
+        self, tools: Sequence[Mapping[str, Any]] = (), *, prompt_token_ids: Sequence[int] = (), reasoning: bool = True
+    ) -> ChatOutputParser:
+        formats = OutputFormats(
+            Extensions.builtin().parsers,
+            tool_call_parser=self.tool_format,
+            reasoning_parser=self.reasoning_format,
+            chat_template=None,
+        )
+        names = [tool["function"]["name"] for tool in tools]
+        return ChatOutputParser(
+            formats.reasoning_parser("<think>" if self.opens_reasoning else "", None) if reasoning else None,
+            formats.tool_parser(names, None) if names else None,
+        )
+
     def submit(self, prompt: Any, params: SamplingParams, **options: Any) -> FakeStream:
         ids = list(prompt) if isinstance(prompt, list) else list(range(len(prompt.split())))
         return self._admit(Submission(prompt, False, params, options, threading.current_thread().name), ids)
 
     def submit_chat(self, messages: Any, params: SamplingParams, **options: Any) -> FakeStream:
-        ids = list(range(sum(1 + len(str(m["content"]).split()) for m in messages)))
+        ids = list(range(sum(1 + len(str(m.get("content")).split()) for m in messages)))
         return self._admit(Submission(messages, True, params, options, threading.current_thread().name), ids)
+
+    def submit_embedding(self, prompt: Any, **options: Any) -> Any:
+        """Refused like anything else, and never answered: scripts make text."""
+        raise self.refusals.pop(0)
 
     def _admit(self, submission: Submission, prompt_token_ids: list[int]) -> FakeStream:
         self.submissions.append(submission)
@@ -210,9 +205,12 @@ class FakeLLM:
             raise self.refusals.pop(0)
         request_id = submission.options["request_id"] or f"request-{next(self._ids)}"
         self.live[request_id] = request_id
-        steps = self.steps(submission) if callable(self.steps) else self.steps
-        output = RequestOutput(request_id, prompt_token_ids, num_cached_tokens=self.num_cached_tokens)
-        return FakeStream(self, output, steps, submission.params, submission.options["timeout"])
+        params = submission.params
+        completions = [
+            Completion(index, self.steps(replace(submission, choice=index)) if callable(self.steps) else self.steps, params)
+            for index in range(params.n)
+        ]
+        return FakeStream(self, request_id, prompt_token_ids, completions, submission)
 
 
 class FakeRegistry:

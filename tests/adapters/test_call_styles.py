@@ -136,11 +136,13 @@ def test_a_rebuilt_stream_equals_the_whole_answer(provider: MinivllmProvider, re
 
 
 @WHOLE
-def test_several_choices_are_several_requests_that_share_a_prompt(provider: MinivllmProvider, llm: Any, ask: Any) -> None:
-    llm.steps = lambda submission: ["seed", f" {submission.params.seed}"]
+def test_several_choices_are_one_request(provider: MinivllmProvider, llm: Any, ask: Any) -> None:
+    llm.steps = lambda submission: ["choice", f" {submission.choice}"]
     answer = ask(n=3, seed=7)
-    assert [(c.index, c.message.content) for c in answer.choices] == [(0, "seed 7"), (1, "seed 8"), (2, "seed 9")]
+    assert [(c.index, c.message.content) for c in answer.choices] == [(0, "choice 0"), (1, "choice 1"), (2, "choice 2")]
     assert _counts(answer.usage) == (7, 6, 13, 3)  # the prompt is counted once, as OpenAI does
+    [sent] = llm.submissions
+    assert (sent.params.n, sent.params.seed) == (3, 7)
 
 
 @WHOLE
@@ -148,7 +150,13 @@ def test_ids_lead_from_the_answer_to_the_request(provider: MinivllmProvider, llm
     assert ask(request_id="mine").id == "chatcmpl-mine"
     assert llm.submissions[-1].options["request_id"] == "mine"
     assert ask(request_id="mine", n=2).id == "chatcmpl-mine"
-    assert [s.options["request_id"] for s in llm.submissions[-2:]] == ["mine-0", "mine-1"]
+    assert llm.submissions[-1].options["request_id"] == "mine"
+
+
+def test_ids_of_several_prompts_are_numbered(provider: MinivllmProvider, llm: Any) -> None:
+    answer: Any = litellm.text_completion(model=MODEL, prompt=["a", "b"], request_id="mine")
+    assert answer.id == "cmpl-mine"
+    assert [s.options["request_id"] for s in llm.submissions] == ["mine-0", "mine-1"]
 
 
 @pytest.mark.parametrize("name", ["org/name", "fake"])

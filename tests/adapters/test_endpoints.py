@@ -33,9 +33,9 @@ def test_a_raw_prompt_gets_no_chat_template(provider: MinivllmProvider, llm: Any
 
 
 def test_a_list_of_prompts_gives_a_choice_each(provider: MinivllmProvider, llm: Any) -> None:
-    llm.steps = lambda submission: [submission.prompt.upper(), f" {submission.params.seed}"]
+    llm.steps = lambda submission: [submission.prompt.upper(), f" {submission.choice}"]
     answer: Any = litellm.text_completion(model=MODEL, prompt=["a", "b c"], n=2, seed=1)
-    assert [(c.index, c.text) for c in answer.choices] == [(0, "A 1"), (1, "A 2"), (2, "B C 1"), (3, "B C 2")]
+    assert [(c.index, c.text) for c in answer.choices] == [(0, "A 0"), (1, "A 1"), (2, "B C 0"), (3, "B C 1")]
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 8)
 
 
@@ -135,9 +135,8 @@ def test_responses_stream(provider: MinivllmProvider, llm: Any, asynchronous: bo
 
 
 def test_responses_refuse_what_the_provider_refuses(provider: MinivllmProvider, llm: Any) -> None:
-    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
-    with pytest.raises(litellm.UnsupportedParamsError, match="tools"):
-        litellm.responses(model=MODEL, input="hello", tools=[tool])
+    with pytest.raises(litellm.UnsupportedParamsError, match="service_tier"):
+        litellm.responses(model=MODEL, input="hello", service_tier="flex")
     assert not llm.submissions
 
 

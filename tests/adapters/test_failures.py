@@ -136,14 +136,24 @@ def test_a_failure_while_a_whole_answer_is_made(provider: MinivllmProvider, llm:
 
 
 def test_one_failing_choice_takes_its_siblings_with_it(provider: MinivllmProvider, llm: Any) -> None:
-    llm.steps = [*REPLY[:3], errors.RequestFailedError("NaN logits")]
+    llm.steps = lambda submission: [*REPLY[:3], errors.RequestFailedError("NaN logits")] if submission.choice == 2 else REPLY
     assert type(_raised(_completion, n=4)) is litellm.InternalServerError
-    assert len(llm.submissions) == 4
-    assert len(llm.aborted) == 3
-    llm.refusals = [errors.QueueFullError("full")]
-    llm.submissions.clear()
-    assert type(_raised(_completion, n=4)) is litellm.RateLimitError
-    assert len(llm.submissions) == 1
+    assert not llm.live
+    assert not llm.finished
+
+
+def test_one_refused_prompt_takes_its_siblings_with_it(provider: MinivllmProvider, llm: Any) -> None:
+    submit = llm.submit
+
+    def second_is_refused(prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        if llm.submissions:
+            raise errors.QueueFullError("full")
+        return submit(prompt, *args, **kwargs)
+
+    llm.submit = second_is_refused
+    with pytest.raises(litellm.RateLimitError):
+        litellm.text_completion(model=MODEL, prompt=["a", "b", "c"])
+    assert len(llm.submissions) == len(llm.aborted) == 1
 
 
 class Reader:
@@ -193,9 +203,11 @@ def test_an_end_that_is_none_is_never_reported_as_stop(provider: MinivllmProvide
         _completion()
 
 
-def test_embeddings_are_refused_with_the_right_class(provider: MinivllmProvider, llm: Any) -> None:
-    with pytest.raises(litellm.UnsupportedParamsError, match="embedding"):
+def test_embeddings_of_a_model_that_gives_none(provider: MinivllmProvider, llm: Any) -> None:
+    for _ in range(2):
+        llm.refusals.append(errors.UnsupportedFeatureError("this model gives no embeddings"))
+    with pytest.raises(litellm.UnsupportedParamsError, match="embeddings"):
         litellm.embedding(model=MODEL, input="text")
-    with pytest.raises(litellm.UnsupportedParamsError, match="embedding"):
+    with pytest.raises(litellm.UnsupportedParamsError, match="embeddings"):
         asyncio.run(litellm.aembedding(model=MODEL, input=["text"]))
     assert not llm.submissions
