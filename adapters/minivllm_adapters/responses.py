@@ -20,7 +20,7 @@ from litellm.types.utils import (
     StreamingChoices,
 )
 
-from minivllm_adapters.logprobs import chat_logprobs
+from minivllm_adapters.logprobs import chat_logprobs, prompt_logprobs
 from minivllm_adapters.params import CallPlan
 from minivllm_plugin.errors import MinivllmError, RequestAbortedError, RequestFailedError
 from minivllm_plugin.parsing.chat_output import ChatOutputParser
@@ -100,8 +100,8 @@ def whole_response(model: str, plan: CallPlan, outputs: Sequence["RequestOutput"
         choices=choices,
         usage=usage_of(outputs),
     )
-    if outputs[0].prompt_logprobs is not None:
-        response.prompt_logprobs = _prompt_logprobs(outputs)  # where vLLM's server has them
+    if outputs[0].prompt_logprobs is not None:  # of a chat: it has one prompt
+        response.prompt_logprobs = prompt_logprobs(outputs[0].prompt_logprobs)  # where vLLM's server has them
     return response
 
 
@@ -159,17 +159,6 @@ def _prompt_text(plan: CallPlan, number: int, llm: "LLM") -> str:
     if isinstance(prompt, str):
         return prompt
     return "" if llm.tokenizer is None else llm.tokenizer.decode(prompt)
-
-
-def _prompt_logprobs(outputs: Sequence["RequestOutput"]) -> list[Any]:
-    told = [
-        [
-            None if entry is None else {str(token): one._asdict() for token, one in entry.items()}
-            for entry in output.prompt_logprobs or []
-        ]
-        for output in outputs
-    ]
-    return told[0] if len(told) == 1 else told
 
 
 class ChunkFactory:
