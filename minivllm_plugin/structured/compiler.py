@@ -4,15 +4,16 @@ One compiler per engine, since a grammar is compiled against its vocabulary. Any
 """
 
 import json
+import queue
 import threading
+import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minivllm_plugin.errors import ConfigError, InvalidRequestError, UnsupportedFeatureError
-from minivllm_plugin.structured.params import StructuredOutputsParams
+from minivllm_plugin.structured.json_schema import bounded_schema
+from minivllm_plugin.structured.params import StructuralTag, StructuredOutputsParams
 
 if TYPE_CHECKING:  # importing the hooks' registries must not load tokenizers
     from minivllm_plugin.serving.tokenizer import Tokenizer
@@ -21,8 +22,9 @@ __all__ = ["CompiledGrammar", "GrammarCompiler"]
 
 KEPT_GRAMMARS = 128
 COMPILE_SECONDS = 10.0
-# Between two JSON tokens. Unbounded, a small model may fill its budget with line breaks; models are trained on a few.
-WHITESPACE = r"[ \n\r\t]{0,16}"
+MAX_COMPILING = 4  # at once; more wait, within their time
+# What llguidance says of things that are well formed, but beyond it.
+BEYOND = ("Unimplemented", "Unknown format", "not supported", "only supported", "not disjoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
+        self._turns = threading.BoundedSemaphore(MAX_COMPILING)
         self._vocabulary: Any = None
         self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
 
@@ -79,22 +82,40 @@ class GrammarCompiler:
         return compiled
 
     def _within_time(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        # The library bounds its own work (fuel, states, symbols); the clock is for whatever that misses. It drops the GIL.
-        pool = ThreadPoolExecutor(1, thread_name_prefix="minivllm-grammar")
+        # The library bounds its own work (fuel, states, symbols) and drops the GIL; the clock is for whatever that misses.
+        deadline = time.monotonic() + COMPILE_SECONDS
+        done: queue.SimpleQueue[CompiledGrammar | BaseException] = queue.SimpleQueue()
+        if self._turns.acquire(timeout=COMPILE_SECONDS):
+            # Not from a pool: the interpreter would wait at its exit for one that never ends.
+            thread = threading.Thread(target=self._work, args=(params, done), name="minivllm-grammar", daemon=True)
+            thread.start()
+            try:
+                result = done.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                pass
+            else:
+                if isinstance(result, BaseException):
+                    raise result
+                return result
+        raise InvalidRequestError(
+            f"the {params.kind} constraint took more than {COMPILE_SECONDS:g} s to compile; make it smaller"
+        )
+
+    def _work(self, params: StructuredOutputsParams, done: "queue.SimpleQueue[CompiledGrammar | BaseException]") -> None:
         try:
-            return pool.submit(self._compile, params).result(COMPILE_SECONDS)
-        except FutureTimeoutError:
-            raise InvalidRequestError(
-                f"the {params.kind} constraint took more than {COMPILE_SECONDS:g} s to compile; make it smaller"
-            ) from None
+            done.put(self._compile(params))
+        except BaseException as error:  # raised where the result is waited for
+            done.put(error)
         finally:
-            pool.shutdown(wait=False)
+            self._turns.release()
 
     def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         llguidance = _library()
         vocabulary = self._vocabulary_of(llguidance)
         try:
             grammar = _grammar(llguidance, params)
+        except InvalidRequestError:
+            raise
         except ValueError as error:
             raise InvalidRequestError(f"the {params.kind} constraint is malformed: {error}") from error
         matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0)
@@ -110,7 +131,12 @@ class GrammarCompiler:
                 ends = [token for token in self._tokenizer.eos_token_ids if token < self._vocab_size]
                 if not ends:
                     raise UnsupportedFeatureError("structured outputs need an end token, and this model names none")
-                self._vocabulary = llguidance.LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab_size, eos_token=ends)
+                try:
+                    self._vocabulary = llguidance.LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab_size, eos_token=ends)
+                except Exception as error:  # Rust's own, whatever it found in the file
+                    raise UnsupportedFeatureError(
+                        f"structured outputs cannot use this model's tokenizer: {error!s:.300}"
+                    ) from error
             return self._vocabulary
 
 
@@ -124,12 +150,12 @@ def _library() -> Any:
 
 def _grammar(llguidance: Any, params: StructuredOutputsParams) -> str:
     matcher = llguidance.LLMatcher
-    options = {"whitespace_pattern": WHITESPACE}
     if params.kind == "json":
+        assert params.json is not None
         schema = json.loads(params.json)  # type: ignore[arg-type]  # text since it was checked
-        return str(matcher.grammar_from_json_schema(json.dumps({} if schema is True else schema), overrides=options))
+        return str(matcher.grammar_from_json_schema(json.dumps(bounded_schema(schema))))
     if params.kind == "json_object":
-        return str(matcher.grammar_from_json_schema('{"type": "object"}', overrides=options))
+        return str(matcher.grammar_from_json_schema(json.dumps(bounded_schema({"type": "object"}))))
     if params.kind == "regex":
         return str(matcher.grammar_from_regex(params.regex))
     if params.kind == "choice":
@@ -139,16 +165,27 @@ def _grammar(llguidance: Any, params: StructuredOutputsParams) -> str:
         return str(llguidance.grammar_from("grammar", params.grammar))
     assert params.structural_tag is not None
     tags = [
-        llguidance.StructTag(trigger=tag.trigger, begin=tag.begin, grammar=tag.schema, end=tag.end)
+        llguidance.StructTag(trigger=tag.trigger, begin=tag.begin, grammar=_tag_grammar(tag), end=tag.end)
         for tag in params.structural_tag
     ]
     return str(llguidance.StructTag.to_grammar(tags, assume_special=False))
 
 
+def _tag_grammar(tag: StructuralTag) -> str:
+    """The content of one tag: a schema within its bounds, or a grammar as it is."""
+    assert isinstance(tag.schema, str)  # since it was checked
+    try:
+        schema = json.loads(tag.schema)
+    except ValueError:
+        return tag.schema
+    return json.dumps(bounded_schema(schema))
+
+
 def _refusal(params: StructuredOutputsParams, message: str) -> InvalidRequestError:
-    first = message.strip().splitlines()[0] if message.strip() else "no reason given"
-    if params.kind == "json" and ("Unimplemented" in message or "Unknown format" in message):
+    text = message.strip() or "no reason given"
+    if any(phrase in text for phrase in BEYOND):
         return UnsupportedFeatureError(
-            f"the JSON schema asks for what cannot be enforced: {first}; leave it out and check it after"
+            f"the {params.kind} constraint asks for what cannot be enforced: {text.splitlines()[0][:300]}; "
+            "leave it out and check it after"
         )
-    return InvalidRequestError(f"the {params.kind} constraint cannot be used: {message.strip()[:500]}")
+    return InvalidRequestError(f"the {params.kind} constraint cannot be used: {text[:500]}")
