@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes of OpenAI's chats and of vLLM's server. Imports LiteLLM's types; used by the response builders."""
+"""Log-probabilities in the shapes of OpenAI's chats and of vLLM's server. Imports LiteLLM's types; for the response builders."""
 
 from collections.abc import Mapping, Sequence
 
