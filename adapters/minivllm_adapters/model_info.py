@@ -1,4 +1,4 @@
-"""What LiteLLM should know of a model that runs here: its window, that it costs nothing, and what it cannot do.
+"""What LiteLLM should know of a model that runs here: its window, that it costs nothing, what it can do and what it cannot.
 
 Without an entry in LiteLLM's model table ``get_model_info`` raises, costs are unknown and context-window checks are off. The
 table is LiteLLM's own process-wide dict; callers of this function run on request threads, never on the engine's.
@@ -24,20 +24,23 @@ FIXED: Mapping[str, object] = {
     "cache_creation_input_token_cost": 0.0,
     "supports_system_messages": True,
     "supports_prompt_caching": True,
-    "supports_function_calling": False,
-    "supports_parallel_function_calling": False,
-    "supports_tool_choice": False,
-    "supports_response_schema": False,
-    "supports_reasoning": False,
+    "supports_response_schema": True,  # enforced by the engine, whatever the model
     "supports_vision": False,
     "supports_audio_input": False,
 }
 
+CALLING = ("supports_function_calling", "supports_parallel_function_calling", "supports_tool_choice")
 
-def model_info(max_model_len: int) -> dict[str, Any]:
-    """The table entry of one model; ``max_model_len`` is prompt plus completion, in tokens."""
-    window = {"max_tokens": max_model_len, "max_input_tokens": max_model_len, "max_output_tokens": max_model_len}
-    return {**FIXED, **window}
+
+def model_info(llm: "LLM") -> dict[str, Any]:
+    """The table entry of one model. Its window is prompt plus completion, in tokens."""
+    finds_calls = llm.tool_format != "none"
+    return {
+        **FIXED,
+        **dict.fromkeys(("max_tokens", "max_input_tokens", "max_output_tokens"), llm.max_model_len),
+        **dict.fromkeys(CALLING, finds_calls),
+        "supports_reasoning": not llm.output_parser().is_plain,  # without tools nothing but reasoning is looked for
+    }
 
 
 def announce(name: str, llm: "LLM") -> None:
@@ -46,7 +49,8 @@ def announce(name: str, llm: "LLM") -> None:
 
     key = f"{PROVIDER}/{name}"
     known: Mapping[str, Any] = litellm.model_cost.get(key) or {}
-    if known.get("max_input_tokens") == llm.max_model_len and known.get("litellm_provider") == PROVIDER:
+    info = model_info(llm)
+    if all(known.get(field) == value for field, value in info.items() if "cost" not in field):
         return
     prices = {field: value for field, value in known.items() if "cost" in field and value is not None}
-    litellm.register_model({key: {**model_info(llm.max_model_len), **prices}})
+    litellm.register_model({key: {**info, **prices}})

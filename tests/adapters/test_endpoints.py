@@ -287,9 +287,19 @@ def test_the_model_is_announced_when_it_is_used(provider: MinivllmProvider, llm:
     assert (info["litellm_provider"], info["mode"]) == ("minivllm", "chat")
     assert info["max_input_tokens"] == litellm.get_max_tokens(MODEL) == llm.max_model_len
     assert litellm.completion_cost(answer, model=MODEL) == 0.0
-    for unsupported in (litellm.supports_function_calling, litellm.supports_response_schema, litellm.supports_vision):
+    for supported in (litellm.supports_function_calling, litellm.supports_response_schema):
+        assert supported(MODEL)
+    for unsupported in (litellm.supports_vision, litellm.supports_reasoning):
         assert not unsupported(MODEL)
     assert not [record for record in caplog.records if record.levelname == "WARNING" and "cost" in record.getMessage()]
+
+
+def test_what_is_announced_is_what_the_model_has(provider: MinivllmProvider, llm: Any) -> None:
+    llm.tool_format, llm.reasoning_format = "none", "think"
+    litellm.completion(model=MODEL, messages=MESSAGES)
+    assert litellm.supports_reasoning(MODEL)
+    assert not litellm.supports_function_calling(MODEL)
+    assert not litellm.supports_parallel_function_calling(MODEL)
 
 
 def test_an_announcement_keeps_the_users_prices_and_follows_a_new_window(provider: MinivllmProvider, llm: Any) -> None:
