@@ -138,12 +138,25 @@ def test_a_closed_tab_is_noticed_while_its_request_waits(model: Any) -> None:
 def test_two_users_are_answered_in_the_same_batches_and_stay_apart(model: Any) -> None:
     async def story(desk: Desk) -> None:
         one, two = desk.send("a story of mine", "one"), desk.send("a story of theirs", "two")
-        await asyncio.gather(_until_text(one, "Once upon"), _until_text(two, "Once upon"))
+        await _until_text(one, "Once upon")  # what is not computed yet cannot be shared
+        await _until_text(two, "Once upon")
         await desk.until(lambda h: h["running"] == 2 and h["shared"] > 0)
         assert [turn.question for turn in desk.conversations.of("one").turns] == ["a story of mine"]
         assert [turn.question for turn in desk.conversations.of("two").turns] == ["a story of theirs"]
         await one.aclose()
         await two.aclose()
+
+    _run(story)
+
+
+def test_sixteen_users_on_one_engine_are_all_answered(model: Any) -> None:
+    async def story(desk: Desk) -> None:
+        finals = await asyncio.gather(*(_all(desk.send(f"hello {number}", f"user {number}")) for number in range(16)))
+        for number, updates in enumerate(finals):
+            texts = _texts(updates[-1])
+            assert texts[:2] == [f"hello {number}", "Hello there."]
+        assert desk.header["finished"] == 16
+        assert desk.header["hit_rate"] > 0
 
     _run(story)
 

@@ -14,6 +14,7 @@ from minivllm_ui.frames import decode
 pytestmark = pytest.mark.model
 
 Visit = Callable[..., Any]
+LONG = "Write a very long story about the sea, with many chapters."
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,12 @@ def test_turns_hit_the_cache_and_visitors_share(server: PageServer, visit: Visit
 def test_sharing_stop_and_leaving(server: PageServer, visit: Visit) -> None:
     one, two = visit(server.url), visit(server.url)
     for tab in (one, two):
-        tab.send("Count from one to one thousand, in words.")
+        tab.page.get_by_role("button", name="System prompt and sampling").click()
+        temperature = tab.page.get_by_label("number input for Temperature (0 is greedy)")
+        temperature.fill("0")  # then this question has a long answer
+        temperature.press("Tab")
+        tab.send(LONG)
+        wait_until(lambda: any(sequence["generated"] for sequence in _header(server)["sequences"]))
     wait_until(lambda: _header(server)["running"] == 2 and _header(server)["shared"] > 0)
     one.page.get_by_role("button", name="Stop", exact=True).click()
     one.answered()

@@ -1,17 +1,10 @@
-"""Puts the parts together: engine, recorder, routes, page, server. Owns their order of starting and ending.
+"""Puts the parts together: engine, recorder, routes, page, server. Owns their order of starting and ending."""
 
-``GRADIO_ANALYTICS_ENABLED`` is set before Gradio is imported: nothing here asks any host but its own for anything.
-"""
-
-import os
 import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # no price list from the network
 
 import gradio as gr
 import uvicorn

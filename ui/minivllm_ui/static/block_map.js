@@ -26,7 +26,7 @@ export function makeBlockMap(root, { isLive }) {
       const x = (i % columns) * size, y = Math.floor(i / columns) * size, side = size - gap;
       g.globalAlpha = lit && !lit.has(i) ? 0.22 : 1;
       cell(g, colours, x, y, side, side, state[i], { mine: own.has(i), holders: holders[i] });
-      if (size >= 8 && now - (changed.get(i) ?? -1e9) < FRESH_MS) {
+      if (size >= 8 && state[i] > CACHED && now - (changed.get(i) ?? -1e9) < FRESH_MS) {
         g.strokeStyle = colours.fresh;
         g.lineWidth = 2;
         g.strokeRect(x - 0.5, y - 0.5, side + 1, side + 1);

@@ -14,7 +14,7 @@ export function theme(element) {
   const read = name => style.getPropertyValue('--kv-' + name).trim();
   return {
     line: read('line'), cached: read('cached'), shared: read('shared'), onShared: read('on-shared'), mine: read('mine'),
-    card: read('card'), fresh: read('fresh'), text: read('text'), used: read('used'), bad: read('bad'),
+    card: read('card'), fresh: read('fresh'), text: read('text'), used: read('used'), bad: read('bad'), edge: read('edge'),
   };
 }
 
@@ -49,7 +49,7 @@ function outline(g, x, y, width, height, colour, thickness) {
 export function cell(g, colours, x, y, width, height, kind, look = {}) {
   const size = Math.min(width, height), { mine = false, holders = 1, fill = 1 } = look;
   if (kind === FREE) {
-    if (size < 5) { g.fillStyle = colours.line; g.fillRect(x, y, width, height); } else outline(g, x, y, width, height, colours.line, 1);
+    if (size < 5) { g.fillStyle = colours.edge; g.fillRect(x, y, width, height); } else outline(g, x, y, width, height, colours.line, 1);
     return;
   }
   if (kind === CACHED) {

@@ -1,9 +1,9 @@
-// The last five minutes: how full the pool was, when somebody was pushed out, and a slider that brings an earlier picture back.
+// The last minutes, five at most: how full the pool was, when somebody was pushed out, and a slider that brings an earlier picture back.
 
 import { decode } from './frame.js';
 import { sharpen, theme } from './paint.js';
 
-const SPAN = 300, HEIGHT = 44, ASK_EVERY_MS = 100;
+const SHORTEST = 60, LONGEST = 300, HEIGHT = 44, ASK_EVERY_MS = 100;
 
 export function makeTimeline(root, { onPast, onLive }) {
   const canvas = root.querySelector('canvas.past'), slider = root.querySelector('.when input'), words = root.querySelector('.when output');
@@ -11,12 +11,13 @@ export function makeTimeline(root, { onPast, onLive }) {
   let samples = [], moment = null, wanted = null, asked = 0, offset = 0;  // offset: the server's clock less ours
 
   const now = () => Date.now() / 1000 + offset;
+  const span = () => Math.max(SHORTEST, Math.min(LONGEST, samples.length ? now() - samples[0][0] : 0));  // seconds shown
 
   function draw() {
     const width = canvas.clientWidth;
     if (!width) return;
-    const g = sharpen(canvas, width, HEIGHT), colours = theme(root), end = now();
-    const x = time => width * (1 + (time - end) / SPAN), height = HEIGHT - 8;
+    const g = sharpen(canvas, width, HEIGHT), colours = theme(root), end = now(), shown = span();
+    const x = time => width * (1 + (time - end) / shown), height = HEIGHT - 8;
     const area = (share, colour) => {
       g.beginPath();
       g.moveTo(x(samples[0]?.[0] ?? end), height);
@@ -40,7 +41,8 @@ export function makeTimeline(root, { onPast, onLive }) {
   }
 
   function place() {
-    const ago = moment === null ? 0 : Math.min(SPAN, Math.max(0, now() - moment));
+    const ago = moment === null ? 0 : Math.min(span(), Math.max(0, now() - moment));
+    slider.min = String(-span());
     slider.value = String(-ago);
     const text = moment === null ? 'live' : `${Math.round(ago)} s ago`;
     words.textContent = text;
@@ -79,7 +81,7 @@ export function makeTimeline(root, { onPast, onLive }) {
       const last = samples[samples.length - 1], sample = [h.time, h.held, h.shared, h.cached, h.num_blocks, h.preemptions, h.tokens_per_second];
       if (last && last[4] === h.num_blocks && h.preemptions < last[5]) samples.push([h.time, 0, 0, 0, h.num_blocks, 0, 0]);
       samples.push(sample);
-      while (samples.length && samples[0][0] < h.time - SPAN) samples.shift();
+      while (samples.length && samples[0][0] < h.time - LONGEST) samples.shift();
     },
     tick() { place(); draw(); },
     rates: () => samples.filter(s => s[0] > now() - 60).map(s => [s[0], s[6]]),
