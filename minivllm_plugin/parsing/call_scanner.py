@@ -64,8 +64,12 @@ class CallScanner:
         for index, character in enumerate(text):
             if self.is_done or self.is_broken:
                 return index
+            told = len(self._arguments)
             self._raw.append(character)
             self._take(character)
+            if self.is_broken and self._has_begun and len(self._arguments) == told:
+                self._raw.pop()  # nobody would hand it out: it is the first of what comes after this call
+                return index
             if self.name is not None and not self.is_broken and (self._has_arguments or self.is_done):
                 self._has_begun = True
         return len(text)
@@ -160,7 +164,7 @@ class CallScanner:
             return
         try:
             value = json.loads("".join(self._value), strict=False)
-        except ValueError:
+        except (ValueError, RecursionError):  # brackets nested by the thousand, too
             self.is_broken = True
             return
         if self._is_key:
@@ -169,7 +173,7 @@ class CallScanner:
             return
         self._place = _Place.AFTER
         if self._key in NAME_KEYS and isinstance(value, str) and value and self.name is None:
-            self.name = value
+            self.name = _whole_characters(value)
             self.is_broken = self._names is not None and value not in self._names
         elif self._key in ARGUMENT_KEYS and not self._has_arguments:
             self._take_whole_arguments(value)
@@ -179,7 +183,7 @@ class CallScanner:
         if value is None:
             value = "{}"
         self._has_arguments = True
-        self._arguments.append(value if isinstance(value, str) else json.dumps(value))
+        self._arguments.append(_whole_characters(value) if isinstance(value, str) else json.dumps(value))
 
     def _close(self) -> None:
         if self.name is None:
@@ -188,3 +192,8 @@ class CallScanner:
         self.is_done = True
         if not self._has_arguments:
             self._arguments.append("{}")
+
+
+def _whole_characters(text: str) -> str:
+    """``text`` with a question mark for half a character (``"\\ud800"`` is valid JSON): it could not be sent to anybody."""
+    return text.encode(errors="replace").decode()

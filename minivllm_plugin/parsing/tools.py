@@ -100,7 +100,7 @@ class HermesToolParser:
             self._reader, self._is_closing = None, True
             self._num_calls += 1
             return True
-        if reader.scanner.is_broken:  # after its arguments began: what follows is in no form; up to the closing tag it is dropped
+        if reader.scanner.is_broken:  # after its arguments began: they stay as they are, and what follows is text
             self._reader, self._is_closing = None, True
             self._num_calls += 1
             return True
@@ -178,9 +178,9 @@ class JsonToolParser:
                 self._held = scanner.raw + self._held
                 self._reader = None
                 return self._all_text(calls)
-            if scanner.is_broken:
-                self._held, self._reader = "", None
-                self._is_text = True
+            if scanner.is_broken:  # after its arguments began: they stay as they are, and what follows is text
+                self._reader = None
+                return self._all_text(calls)
             return ToolDelta("", tuple(calls))
 
     def _all_text(self, calls: list[ToolCallDelta]) -> ToolDelta:
