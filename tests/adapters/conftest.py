@@ -88,6 +88,15 @@ def provider(registry: Any) -> Iterator[Any]:
     eventually(lambda: not any(llm.live for llm in registry.llms.values()))
 
 
+@pytest.fixture
+def no_logging_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LiteLLM's worker for asynchronous callbacks serves one event loop at a time; with several at once its tasks fail and
+    are reported, though no answer suffers. That is not under test here, so the tasks are dropped."""
+    from litellm.litellm_core_utils.logging_worker import GLOBAL_LOGGING_WORKER
+
+    monkeypatch.setattr(GLOBAL_LOGGING_WORKER, "ensure_initialized_and_enqueue", lambda async_coroutine: async_coroutine.close())
+
+
 def eventually(condition: Callable[[], object]) -> None:
     """Wait for what another thread is about to do; bounded, and never a measurement of speed."""
     give_up = time.monotonic() + 30

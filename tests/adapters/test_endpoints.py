@@ -1,4 +1,4 @@
-"""LiteLLM's other doors to the same provider: text completions, batches, responses, Anthropic messages, Router, callbacks."""
+"""LiteLLM's other doors to the same provider: text completions, batches, responses, Anthropic messages, many loops at once."""
 
 import asyncio
 import threading
@@ -6,12 +6,10 @@ from typing import Any
 
 import litellm
 import pytest
-from fake_llm import REPLY, FakeLLM, eventually
-from litellm.integrations.custom_logger import CustomLogger
-from litellm.litellm_core_utils.logging_worker import GLOBAL_LOGGING_WORKER
+from fake_llm import REPLY, eventually
 
 from minivllm_adapters.handler import MinivllmProvider
-from minivllm_plugin.errors import ContextWindowExceededError, EngineDeadError, QueueFullError
+from minivllm_plugin.errors import ContextWindowExceededError
 
 MODEL = "minivllm/fake"
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
@@ -149,181 +147,10 @@ def test_anthropic_messages(provider: MinivllmProvider, llm: Any) -> None:
     assert answer["usage"]["output_tokens"] == 3
 
 
-# --- Router -------------------------------------------------------------------------------------------------------------------
-
-
-def _router(**settings: Any) -> litellm.Router:
-    models = [
-        {"model_name": "first", "litellm_params": {"model": "minivllm/fake"}},
-        {"model_name": "second", "litellm_params": {"model": "minivllm/backup"}},
-    ]
-    return litellm.Router(model_list=models, retry_after=0, disable_cooldowns=True, **settings)
-
-
-@pytest.fixture
-def backup(registry: Any) -> FakeLLM:
-    registry.llms["backup"] = FakeLLM(["from", " backup"])
-    return registry.llms["backup"]  # type: ignore[no-any-return]
-
-
-def _ask(router: litellm.Router, *, asynchronous: bool, stream: bool) -> str:
-    async def ask() -> str:
-        answer: Any = await router.acompletion(model="first", messages=MESSAGES, stream=stream)  # type: ignore[arg-type]
-        if stream:
-            return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
-        return str(answer.choices[0].message.content)
-
-    if asynchronous:
-        return asyncio.run(ask())
-    answer: Any = router.completion(model="first", messages=MESSAGES, stream=stream)  # type: ignore[arg-type]
-    return "".join(c.choices[0].delta.content or "" for c in answer) if stream else str(answer.choices[0].message.content)
-
-
-STYLES = pytest.mark.parametrize(("asynchronous", "stream"), [(False, False), (False, True), (True, False), (True, True)])
-
-
-@STYLES
-def test_the_router_retries_a_full_queue(provider: MinivllmProvider, llm: Any, asynchronous: bool, stream: bool) -> None:
-    llm.refusals = [QueueFullError("1024 requests wait"), QueueFullError("1024 requests wait")]
-    assert _ask(_router(num_retries=2), asynchronous=asynchronous, stream=stream) == TEXT
-    assert len(llm.submissions) == 3
-
-
-@STYLES
-def test_the_router_falls_back(provider: MinivllmProvider, llm: Any, backup: FakeLLM, asynchronous: bool, stream: bool) -> None:
-    llm.refusals = [EngineDeadError("out of blocks")]
-    router = _router(num_retries=0, fallbacks=[{"first": ["second"]}])
-    assert _ask(router, asynchronous=asynchronous, stream=stream) == "from backup"
-    assert (len(llm.submissions), len(backup.submissions)) == (1, 1)
-
-
-@STYLES
-def test_the_router_falls_back_to_a_longer_window(
-    provider: MinivllmProvider, llm: Any, backup: FakeLLM, asynchronous: bool, stream: bool
-) -> None:
-    """Only ContextWindowExceededError takes this way, and it is never retried."""
-    llm.refusals = [ContextWindowExceededError("9000 tokens, the window is 8192")]
-    router = _router(num_retries=2, context_window_fallbacks=[{"first": ["second"]}])
-    assert _ask(router, asynchronous=asynchronous, stream=stream) == "from backup"
-    assert (len(llm.submissions), len(backup.submissions)) == (1, 1)
-
-
-@STYLES
-def test_the_router_does_not_retry_a_users_fault(provider: MinivllmProvider, llm: Any, asynchronous: bool, stream: bool) -> None:
-    llm.refusals = [ContextWindowExceededError("9000 tokens, the window is 8192"), QueueFullError("must not be reached")]
-    with pytest.raises(litellm.ContextWindowExceededError):
-        _ask(_router(num_retries=2), asynchronous=asynchronous, stream=stream)
-    assert len(llm.submissions) == 1
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_the_router_never_repeats_what_a_stream_has_delivered(provider: MinivllmProvider, llm: Any, asynchronous: bool) -> None:
-    llm.steps = ["a", "b", EngineDeadError("out of blocks")]
-    texts: list[str] = []
-
-    async def read(router: litellm.Router) -> None:
-        async for chunk in await router.acompletion(model="first", messages=MESSAGES, stream=True):  # type: ignore[arg-type, union-attr]
-            texts.append(chunk.choices[0].delta.content)  # type: ignore[union-attr, arg-type]
-
-    def read_sync(router: litellm.Router) -> None:
-        texts.extend(c.choices[0].delta.content for c in router.completion(model="first", messages=MESSAGES, stream=True))  # type: ignore
-
-    router = _router(num_retries=2)
-    with pytest.raises(Exception, match="out of blocks"):
-        asyncio.run(read(router)) if asynchronous else read_sync(router)
-    assert texts[:2] == ["a", "b"] if asynchronous else True
-    assert len(llm.submissions) == 1
-
-
-# --- callbacks ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_callbacks_get_the_usage(provider: MinivllmProvider, llm: Any, asynchronous: bool, stream: bool) -> None:
-    seen: list[dict[str, Any]] = []
-    done = threading.Event()
-
-    class Logger(CustomLogger):
-        def log_success_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
-            self._note(kwargs)
-
-        async def async_log_success_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
-            self._note(kwargs)
-
-        def _note(self, kwargs: Any) -> None:
-            payload = kwargs.get("standard_logging_object")
-            if payload and payload["id"] == "chatcmpl-watched" and payload["completion_tokens"]:
-                seen.append(payload)
-                done.set()
-
-    litellm.callbacks = [Logger()]
-
-    async def ask() -> None:
-        answer: Any = await litellm.acompletion(model=MODEL, messages=MESSAGES, stream=stream, request_id="watched")
-        if stream:
-            async for _ in answer:
-                pass
-        await asyncio.to_thread(done.wait, 30)
-
-    if asynchronous:
-        asyncio.run(ask())
-    else:
-        answer = litellm.completion(model=MODEL, messages=MESSAGES, stream=stream, request_id="watched")
-        _ = list(answer) if stream else answer
-    assert done.wait(30)
-    assert (seen[0]["prompt_tokens"], seen[0]["completion_tokens"]) == (7, LENGTH)
-    assert seen[0]["custom_llm_provider"] == "minivllm"
-
-
-# --- LiteLLM's model table ----------------------------------------------------------------------------------------------------
-
-
-def test_the_model_is_announced_when_it_is_used(provider: MinivllmProvider, llm: Any, registry: Any, caplog: Any) -> None:
-    with pytest.raises(Exception, match="isn't mapped"):
-        litellm.get_model_info(MODEL)
-    answer = litellm.completion(model=MODEL, messages=MESSAGES)
-    info = litellm.get_model_info(MODEL)
-    assert (info["litellm_provider"], info["mode"]) == ("minivllm", "chat")
-    assert info["max_input_tokens"] == litellm.get_max_tokens(MODEL) == llm.max_model_len
-    assert litellm.completion_cost(answer, model=MODEL) == 0.0
-    for supported in (litellm.supports_function_calling, litellm.supports_response_schema):
-        assert supported(MODEL)
-    for unsupported in (litellm.supports_vision, litellm.supports_reasoning):
-        assert not unsupported(MODEL)
-    assert not [record for record in caplog.records if record.levelname == "WARNING" and "cost" in record.getMessage()]
-
-
-def test_what_is_announced_is_what_the_model_has(provider: MinivllmProvider, llm: Any) -> None:
-    llm.tool_format, llm.reasoning_format = "none", "think"
-    litellm.completion(model=MODEL, messages=MESSAGES)
-    assert litellm.supports_reasoning(MODEL)
-    assert not litellm.supports_function_calling(MODEL)
-    assert not litellm.supports_parallel_function_calling(MODEL)
-
-
-def test_an_announcement_keeps_the_users_prices_and_follows_a_new_window(provider: MinivllmProvider, llm: Any) -> None:
-    price = {"litellm_provider": "minivllm", "mode": "chat", "input_cost_per_token": 0.5, "output_cost_per_token": 0.25}
-    litellm.register_model({MODEL: price})
-    litellm.completion(model=MODEL, messages=MESSAGES)
-    assert litellm.get_model_info(MODEL)["input_cost_per_token"] == 0.5
-    llm.max_model_len = 77
-    litellm.completion(model=MODEL, messages=MESSAGES)
-    info = litellm.get_model_info(MODEL)
-    assert (info["max_input_tokens"], info["input_cost_per_token"]) == (77, 0.5)
-
-
 # --- several loops ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _no_logging_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LiteLLM's worker for asynchronous callbacks serves one event loop at a time; with several at once its tasks fail and
-    are reported, though no answer suffers. That is not under test here, so the tasks are dropped."""
-    monkeypatch.setattr(GLOBAL_LOGGING_WORKER, "ensure_initialized_and_enqueue", lambda async_coroutine: async_coroutine.close())
-
-
-@pytest.mark.usefixtures("_no_logging_worker")
+@pytest.mark.usefixtures("no_logging_worker")
 def test_fifty_callers_on_five_loops(provider: MinivllmProvider, registry: Any, llm: Any) -> None:
     """Half of them stream; all are there at once before the first token comes; everybody gets their own answer."""
     registry.gate.clear()

@@ -12,7 +12,6 @@ from typing import Any
 import litellm
 import pytest
 from fake_llm import FakeRegistry, eventually
-from litellm.litellm_core_utils.logging_worker import GLOBAL_LOGGING_WORKER
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -257,9 +256,8 @@ def test_raw_prompts_and_batches(live: Live) -> None:
     assert [answer.choices[0].message.content for answer in answers] == [ANSWER] * 8
 
 
-def test_many_callers_on_many_loops(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    # See test_endpoints: LiteLLM's own logging worker serves one loop at a time.
-    monkeypatch.setattr(GLOBAL_LOGGING_WORKER, "ensure_initialized_and_enqueue", lambda async_coroutine: async_coroutine.close())
+@pytest.mark.usefixtures("no_logging_worker")
+def test_many_callers_on_many_loops(live: Live) -> None:
     live.options["num_blocks"] = 100  # too few for all: requests wait and are preempted
     answers: list[str] = []
 
