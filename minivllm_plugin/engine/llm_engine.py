@@ -15,7 +15,7 @@ from minivllm_plugin.engine.hooks import Hooks, Observer, StepTimes
 from minivllm_plugin.engine.logprobs import TokenLogprobs
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.engine.sequence import FinishReason, Pooling, Sequence
-from minivllm_plugin.errors import EngineError, InvalidRequestError
+from minivllm_plugin.errors import EngineError, InvalidRequestError, UnsupportedFeatureError
 from minivllm_plugin.sampling_parameters import SamplingParams
 
 __all__ = ["EngineStalledError", "LLMEngine", "RequestProgress", "Runner", "StepOutput"]
@@ -26,7 +26,10 @@ class EngineStalledError(EngineError):
 
 
 class Runner(Protocol):
-    """Computes one batch. The engine's only view of a model."""
+    """Computes one batch. The engine's only view of a model.
+
+    One that also pools hidden states, for sequences with ``pooling``, says so by an attribute ``can_pool = True``.
+    """
 
     def run(self, seqs: list[Sequence], is_prefill: bool) -> list[int]:
         """One next token per sequence, or ``FAILED_TOKEN``. For each, tokens ``num_computed_tokens`` and the following
@@ -129,6 +132,11 @@ class LLMEngine:
         if unknown:
             known = ", ".join(sorted(self.extra_arg_names)) or "none"
             raise InvalidRequestError(f"nothing in this engine looks at {unknown[0]!r} in extra_args; known are {known}")
+        if pooling is not None and not getattr(self.runner, "can_pool", False):
+            raise UnsupportedFeatureError(
+                "this engine gives no embeddings: what computes its model shows no hidden states; with "
+                "MINIVLLM_KERNELS=reference, or on another device than the CPU, plain torch computes it, which does"
+            )
         window = min(self.limits.max_model_len, params.max_model_length or self.limits.max_model_len)
         sequence = Sequence(
             prompt,

@@ -18,6 +18,8 @@ __all__ = ["adjust_logits"]
 
 KEY = "penalties"
 FORBIDDEN = float("-inf")
+# Beyond these, logits of float32 would become infinite, or NaN where they are 0; within, the effect is as absolute.
+LEAST_FACTOR, MOST_FACTOR = 1e-30, 1e30
 
 
 @dataclass(slots=True)
@@ -90,7 +92,8 @@ def _penalise(row: Tensor, seq: Sequence) -> None:
     if params.repetition_penalty != 1.0:
         tokens = torch.tensor(sorted(seen.prompt | seen.completion.keys()), dtype=torch.int64, device=row.device)
         values = row[tokens]
-        row[tokens] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        factor = min(max(params.repetition_penalty, LEAST_FACTOR), MOST_FACTOR)
+        row[tokens] = torch.where(values > 0, values / factor, values * factor)
     if seen.completion and (params.frequency_penalty or params.presence_penalty):
         tokens = torch.tensor(list(seen.completion), dtype=torch.int64, device=row.device)
         counts = torch.tensor(list(seen.completion.values()), dtype=row.dtype, device=row.device)

@@ -36,6 +36,8 @@ class ModelRunner:
         processors: the logits processors of plugins; None when there are none.
     """
 
+    can_pool = True
+
     def __init__(self, model: LoadedModel, end_token_ids: Collection[int], backends: BackendTable | None = None) -> None:
         self.model = model
         self.processors: LogitsPipeline | None = None

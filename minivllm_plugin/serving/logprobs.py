@@ -14,7 +14,7 @@ class Logprob(NamedTuple):
 
     Attributes:
         logprob: natural logarithm of its probability under the model's raw logits.
-        rank: 1 for the most likely token of the vocabulary.
+        rank: 1 for the most likely token of the vocabulary; equally likely ones share it.
         decoded_token: its text by itself (half a character is U+FFFD); None without a tokenizer.
     """
 
@@ -30,7 +30,8 @@ def as_mapping(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, L
         return None if tokenizer is None else tokenizer.decode([token_id], skip_special_tokens=False)
 
     told = {entry.token_id: Logprob(entry.logprob, entry.rank, text(entry.token_id))}
-    for rank, (token_id, logprob) in enumerate(zip(entry.top_token_ids, entry.top_logprobs, strict=True), 1):
+    for token_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True):
+        rank = entry.top_logprobs.index(logprob) + 1  # equal ones share a rank, as the chosen one does with its equals
         told.setdefault(token_id, Logprob(logprob, rank, text(token_id)))
     return told
 

@@ -54,7 +54,8 @@ class RequestPreparation:
             raise UnsupportedFeatureError("bad_words need a tokenizer, and this model has none; use bad_words_token_ids")
         found: list[tuple[int, ...]] = []
         for word in words:  # type: ignore[attr-defined]  # a tuple of strings since they were checked
-            alone = tuple(self._tokenizer.encode(word.lstrip(), add_special_tokens=False))
-            spaced = tuple(self._tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
+            word = word.lstrip() or word  # white space alone is meant as it stands
+            alone = tuple(self._tokenizer.encode(word, add_special_tokens=False))
+            spaced = tuple(self._tokenizer.encode(" " + word, add_special_tokens=False))
             found += [tokens for tokens in (alone, spaced) if tokens]
         return list(dict.fromkeys(found))

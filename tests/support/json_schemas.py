@@ -16,15 +16,15 @@ FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "ipv6", "email", "hostna
 LITERALS: tuple[Any, ...] = (0, -3, 2.5, True, False, None, "", "a", 'say "hi"', "tab\there", "ünï", {"k": [1, None]}, [])
 
 
-def make_schemas(count: int, seed: int) -> list[Schema]:
-    """``count`` schemas, the same for the same seed."""
+def make_schemas(count: int, seed: int, depth: int = 3) -> list[Schema]:
+    """``count`` schemas, the same for the same seed; ``depth``: of nesting."""
     rng = random.Random(seed)
-    return [make_schema(rng) for _ in range(count)]
+    return [make_schema(rng, depth) for _ in range(count)]
 
 
-def make_schema(rng: random.Random) -> Schema:
+def make_schema(rng: random.Random, depth: int) -> Schema:
     """One schema, now and then with definitions that it refers to, once to itself."""
-    schema = _any(rng, depth=3)
+    schema = _any(rng, depth)
     if rng.random() < 0.2:
         tree = {
             "type": "object",
