@@ -105,7 +105,7 @@ def test_code_survives_and_markup_is_inert(serve: Serve, visit: Visit, model: An
     assert f"user: {question}\nassistant: {model.answers['code']}\nuser: hello again" in model.prompts[-1]
 
 
-def test_retry_edit_undo_and_clear_change_what_the_model_is_told(serve: Serve, visit: Visit, model: Any) -> None:
+def test_retry_undo_and_clear_change_what_the_model_is_told(serve: Serve, visit: Visit, model: Any) -> None:
     served = serve()
     tab = visit(served.url)
     tab.ask("hello one")
@@ -125,6 +125,33 @@ def test_retry_edit_undo_and_clear_change_what_the_model_is_told(serve: Serve, v
     wait_until(lambda: tab.page.get_by_test_id("bot").count() == 0)
     tab.ask("hello four")
     assert model.prompts[-1].count("user: ") == 1
+
+
+def test_an_edited_question_is_asked_as_it_was_typed(serve: Serve, visit: Visit, model: Any) -> None:
+    served = serve()
+    tab = visit(served.url)
+    tab.ask("hello <b>one</b> & two")
+    tab.ask("hello again")
+    tab.page.get_by_role("button", name="Edit").first.click()
+    editor = tab.page.locator("#chat textarea")
+    assert "one" in editor.input_value()
+    editor.fill(editor.input_value().replace("one", "three"))
+    before = len(model.prompts)
+    tab.page.get_by_role("button", name="Submit").click()
+    wait_until(lambda: len(model.prompts) > before)
+    tab.answered()
+    assert model.prompts[-1].endswith("user: hello <b>three</b> & two\nassistant: ")
+    assert model.prompts[-1].count("user: ") == 1
+
+
+def test_a_block_tells_what_it_is(serve: Serve, visit: Visit) -> None:
+    served = serve()
+    tab = visit(served.url)
+    tab.ask("hello")
+    tab.page.locator("canvas.map").hover(position={"x": 5, "y": 5})
+    tip = tab.page.locator(".tip", has_text=re.compile(r"Block 0: reusable.* content hash [0-9a-f]{8}…"))
+    tip.wait_for()
+    assert "left by chat-1-1" in tip.inner_text()
 
 
 def test_clear_while_streaming_stays_cleared(serve: Serve, visit: Visit) -> None:

@@ -8,7 +8,7 @@ const LARGEST = 32, SMALLEST = 3, TALLEST = 256, FRESH_MS = 500, ASK_AFTER_MS = 
 export function makeBlockMap(root, { isLive }) {
   const canvas = root.querySelector('canvas.map'), tip = root.querySelector('.tip'), spoken = root.querySelector('.spoken');
   const changed = new Map();  // block id -> when its state last changed here
-  let frame = null, mine = '', grid = null, before = null, generation = -1, lit = null, cursor = -1, asking = 0;
+  let frame = null, mine = '', grid = null, before = null, generation = -1, lit = null, cursor = -1, asking = 0, told = null;
 
   function draw() {
     const width = canvas.clientWidth;
@@ -53,6 +53,7 @@ export function makeBlockMap(root, { isLive }) {
     canvas.setAttribute('aria-label', `KV block map: of ${h.num_blocks} blocks ${h.held} are held by one sequence, ${h.shared} shared, `
       + `${h.cached} reusable, ${h.free} free. Arrow keys move from block to block.`);
     draw();
+    if (told && !tip.hidden && told.id < next.state.length && describe(told.id) !== told.line) tell(told.id, told.x, told.y);
   }
 
   // --- what is this block? ---
@@ -71,6 +72,7 @@ export function makeBlockMap(root, { isLive }) {
 
   function tell(id, x, y) {
     const line = describe(id);
+    told = { id, x, y, line };
     spoken.textContent = line;
     tip.textContent = line;
     tip.hidden = false;
