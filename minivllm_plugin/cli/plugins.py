@@ -126,28 +126,18 @@ def _inspected(row: PluginRow, loaded: "LoadedPlugin") -> PluginRow:
 
 def _registered(name: str, plugin: Any) -> Iterator[str]:
     """The hooks of one plugin, then whatever is wrong with them as an exception: checked as an engine checks them."""
-    import pluggy
-
-    from minivllm_plugin import hookspecs
     from minivllm_plugin.cli.plugin_commands import commands_of
-    from minivllm_plugin.errors import PluginError
     from minivllm_plugin.extensions import Extensions
-    from minivllm_plugin.plugins.manager import REGISTRIES
+    from minivllm_plugin.plugins.collection import REGISTRIES, check_plugin, hook_manager
 
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
+    manager = hook_manager()
     manager.register(plugin, name)
     callers = sorted(manager.get_hookcallers(plugin) or (), key=lambda caller: caller.name)
     yield from (caller.name for caller in callers)
-    manager.check_pending()
-    if not callers:
-        raise PluginError("it implements no hook; mark its functions with minivllm_plugin.hookspecs.hookimpl")
+    check_plugin(manager, plugin)
     extensions = Extensions.builtin()
     for caller in callers:
         for implementation in caller.get_hookimpls():
-            is_wrapper = implementation.wrapper or implementation.hookwrapper
-            if is_wrapper and caller.name in (*hookspecs.OBSERVER_HOOKS, *hookspecs.POLICY_HOOKS):
-                raise PluginError(f"{caller.name} must not be a wrapper")
             if caller.name in REGISTRIES:
                 registry = getattr(extensions, REGISTRIES[caller.name])
                 with registry.owned_by(name):

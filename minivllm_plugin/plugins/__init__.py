@@ -2,7 +2,7 @@
 
 :data:`hookimpl` marks an implementation; :mod:`minivllm_plugin.hookspecs` lists the hooks, :mod:`minivllm_plugin.views` and
 :mod:`minivllm_plugin.events` what they receive. :class:`RequestTracer` and :class:`QueuedObserver` are bases for observers. The
-engine's own side is in :mod:`minivllm_plugin.plugins.manager`.
+engine's own side: :mod:`minivllm_plugin.plugins.collection` (who is there), :mod:`minivllm_plugin.plugins.manager` (their life).
 """
 
 from minivllm_plugin.hookspecs import API, hookimpl

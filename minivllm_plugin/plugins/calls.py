@@ -52,9 +52,9 @@ class CallPolicy:
     """What becomes of plugins that fail or are slow, in one engine.
 
     Attributes:
-        raise_errors: an exception of a plugin ends the engine instead of being counted. Nobody is called slow then: this is for
-            tests, and how they end must not depend on the machine.
+        raise_errors: an exception of a plugin ends the engine instead of being counted.
         budget: share of a step that one hook of one plugin may take on average.
+        judges_speed: whether anybody is called slow at all.
         step_seconds: running average of a step, without what observers take.
         is_calling: whether plugin code runs on the engine thread right now.
         total_seconds: what all plugins took together on the engine thread.
@@ -62,6 +62,7 @@ class CallPolicy:
 
     raise_errors: bool = False
     budget: float = 0.1
+    judges_speed: bool = True
     step_seconds: float = 0.0
     is_calling: bool = False
     total_seconds: float = 0.0
@@ -175,7 +176,7 @@ class HookCall:
     def is_slow(self) -> bool:
         """Whether it takes more of a step than it may, on average and not only at first."""
         statistics = self.statistics
-        if statistics.num_calls < FIRST_JUDGED_CALL or self.policy.raise_errors:
+        if statistics.num_calls < FIRST_JUDGED_CALL or not self.policy.judges_speed:
             return False
         allowed = self._allowed_seconds()
         return statistics.average_seconds > (allowed if statistics.slow_share >= SLOW_SHARE else FAR_TOO_SLOW * allowed)

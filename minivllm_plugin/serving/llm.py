@@ -17,7 +17,8 @@ from minivllm_plugin.errors import InvalidRequestError
 from minivllm_plugin.extensions import Extensions
 from minivllm_plugin.parsing.chat_output import ChatOutputParser
 from minivllm_plugin.parsing.formats import OutputFormats
-from minivllm_plugin.plugins.manager import EnginePlugins, PluginReport
+from minivllm_plugin.plugins.manager import EnginePlugins
+from minivllm_plugin.plugins.reports import PluginReport
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.serving import batch
 from minivllm_plugin.serving.chat import render_chat

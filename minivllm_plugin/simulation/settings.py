@@ -1,6 +1,5 @@
 """The engine that is simulated: its settings, its scheduler, and the one place where policies enter."""
 
-import math
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
@@ -117,15 +116,11 @@ def attach_policies(scheduler: Scheduler, policies: SequenceABC[Any], clock: Cal
         return Attached(None, None, frozenset())
     from minivllm_plugin.config import EngineConfig
     from minivllm_plugin.extensions import Extensions
-    from minivllm_plugin.hookspecs import OBSERVER_HOOKS, POLICY_HOOKS
     from minivllm_plugin.plugins.discovery import GROUP
     from minivllm_plugin.plugins.manager import EnginePlugins
 
     uninvited = {point.name for point in entry_points(group=GROUP)} - {name for name in policies if isinstance(name, str)}
     config = EngineConfig(policies=tuple(policies), block_plugins=tuple(sorted(uninvited)), plugin_errors="raise")
-    plugins = EnginePlugins(config, Extensions.builtin())
-    plugins._policy.budget, plugins._policy.step_seconds = math.inf, 1.0  # nobody is slow on a clock that stands still
+    plugins = EnginePlugins(config, Extensions.builtin(), judges_speed=False)
     observer = plugins.attach(scheduler, clock)
-    hooks = {f"minivllm_{hook}" for report in plugins.reports() for hook in report.hooks}
-    decisions = frozenset(hook.removeprefix("minivllm_") for hook in hooks & set(POLICY_HOOKS))
-    return Attached(observer if hooks & set(OBSERVER_HOOKS) else None, plugins.before_queueing, decisions)
+    return Attached(observer if plugins.has_observers else None, plugins.before_queueing, plugins.decisions)

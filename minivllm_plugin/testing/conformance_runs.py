@@ -13,8 +13,11 @@ from minivllm_plugin.config import EngineConfig
 from minivllm_plugin.engine.admission import Limits
 from minivllm_plugin.engine.llm_engine import LLMEngine
 from minivllm_plugin.engine.scheduler import Scheduler
+from minivllm_plugin.engine.sequence import Sequence
+from minivllm_plugin.engine.snapshot import take_snapshot
 from minivllm_plugin.errors import RequestRejectedError
 from minivllm_plugin.extensions import Extensions
+from minivllm_plugin.plugins.facade import EngineHandle
 from minivllm_plugin.plugins.manager import EnginePlugins
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.testing.candidates import Candidate, neighbours
@@ -128,23 +131,38 @@ def drive_by_hand(candidate: Candidate, *, chunked: bool, caching: bool) -> None
     plugins, policies = _plugins(candidate, in_company=False)
     attached = EnginePlugins(EngineConfig(plugins=tuple(plugins), policies=tuple(policies)), Extensions.builtin())
     engine.attach(attached)
-    sequences = []
+    to_abort: list[str] = []  # by the plugin, through its handle
+    handle = EngineHandle("by-hand", lambda: take_snapshot(scheduler), to_abort.append, list, attached.totals)
+    attached.started(handle)
+    try:
+        _drive(engine, to_abort)
+    finally:
+        attached.stopped(handle, None)  # a plugin's thread must not outlive the check
+    refuse_errors(attached.reports())
+
+
+def _drive(engine: LLMEngine, to_abort: list[str]) -> None:
+    scheduler = engine.scheduler
+    sequences: list[Sequence] = []
+
+    def step() -> None:
+        while to_abort:
+            engine.abort(to_abort.pop())
+        engine.step()
+        assert_invariants(scheduler, sequences)
+
     for number, prompt in enumerate(secret_prompts()):
         with contextlib.suppress(RequestRejectedError):
             sequences.append(engine.add_prompt(prompt, params_of(number).replace(max_tokens=20), metadata={"tenant": "t"}))
-        engine.step()
-        assert_invariants(scheduler, sequences)
+        step()
         if number % 5 == 4 and sequences:
             engine.abort(sequences[-1].request_id or "")
             assert_invariants(scheduler, sequences)
     for _ in range(5000):
         if scheduler.is_finished():
-            break
-        engine.step()
-        assert_invariants(scheduler, sequences)
-    else:
-        raise ConformanceError(f"requests did not end: {scheduler.num_live_sequences} are left after 5000 steps")
-    refuse_errors(attached.reports())
+            return
+        step()
+    raise ConformanceError(f"requests did not end: {scheduler.num_live_sequences} are left after 5000 steps")
 
 
 def _is_no_neighbour(record: logging.LogRecord) -> bool:

@@ -61,6 +61,12 @@ BROKEN = {
             @pluggy.HookimplMarker("minivllm")(wrapper=True)
             def minivllm_admit(self): return (yield)
         """,
+    "async": """
+        from minivllm_plugin.plugins import hookimpl
+        class Plugin:
+            @hookimpl
+            async def minivllm_step_finished(self, report): pass
+        """,
     "registering": """
         from minivllm_plugin.plugins import hookimpl
         class Plugin:
@@ -154,6 +160,7 @@ def test_the_error_says_what_is_wrong(run: Run, install: Install) -> None:
         "newer": ">=9",
         "empty": "implements no hook",
         "wrapper": "must not be a wrapper",
+        "async": "must not be async",
         "registering": "LlamaForCausalLM",
         "commanding": "no command today",
     }.items():

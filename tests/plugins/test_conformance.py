@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +119,7 @@ def test_a_tracer_and_a_queued_observer_pass(check: str, write: Write) -> None:
     CHECKS[check](write(body, "RequestTracer"))
     body = hook("step_finished", "report", "self.defer(len, report)") + hook("engine_stopped", "engine", "self.close()")
     CHECKS[check](write(body, "QueuedObserver"))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("minivllm-plugin-")]
 
 
 @pytest.mark.parametrize("kind", BAD)

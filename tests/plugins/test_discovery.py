@@ -18,7 +18,8 @@ from minivllm_plugin.extensions import Extensions
 from minivllm_plugin.hookspecs import hookimpl
 from minivllm_plugin.plugins import discovery
 from minivllm_plugin.plugins.discovery import ALLOW_VARIABLE, BLOCK_VARIABLE, discover
-from minivllm_plugin.plugins.manager import EnginePlugins, PluginReport
+from minivllm_plugin.plugins.manager import EnginePlugins
+from minivllm_plugin.plugins.reports import PluginReport
 from minivllm_plugin.testing import scripted_llm
 from minivllm_plugin.views import Budget
 
@@ -129,7 +130,7 @@ def test_a_broken_plugin_stops_nobody_else(
     (message,) = [record.getMessage() for record in caplog.records]
     assert message == f"plugin 'bad' cannot be used: {error}"
     assert [entry.plugin for entry in plugins._calls["minivllm_step_started"]] == [good]
-    assert plugins._pluggy.get_plugin("bad") is None
+    assert plugins._collection._pluggy.get_plugin("bad") is None
     assert extensions.discard_owner("bad") == ()
 
 
@@ -325,6 +326,14 @@ def test_two_objects_of_one_class_need_names_of_their_own() -> None:
     second = Observer()
     second.minivllm_name = "second"  # type: ignore[attr-defined]
     assert usable(load(plugins=[Observer(), second])) == ["Observer", "second"]
+
+
+def test_what_it_says_of_itself() -> None:
+    assert not load().has_observers
+    assert load(plugins=[Observer()]).has_observers
+    assert load(plugins=[Policy()]).decisions == frozenset()  # a policy that nobody names is not asked
+    assert load(policies=[Policy()]).decisions == {"step_budget"}
+    assert not load(policies=[make_plugin(admit=lambda request: None)]).has_observers
 
 
 def test_one_object_named_twice_is_there_once() -> None:

@@ -75,8 +75,8 @@ def test_a_success_starts_the_count_anew() -> None:
 def test_the_log_names_the_distribution_and_holds_the_traceback_once(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     loaded = LoadedPlugin("acme", make_plugin(step_started=raising(ValueError("boom"))), "acme-dist", "1.2", "installed")
-    bench.plugins._add(loaded, is_wanted=True)
-    bench.plugins._calls = bench.plugins._resolve()
+    bench.plugins._collection.add(loaded, is_wanted=True)
+    bench.plugins._calls = bench.plugins._collection.call_lists()
     bench.engine.attach(bench.plugins)
     bench.add([1, 2, 3], 9)
     bench.finish()

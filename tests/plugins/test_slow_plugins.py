@@ -105,6 +105,17 @@ def test_a_pause_now_and_then_is_the_machines_unless_it_is_long(clock: HandTurne
     assert bool(bench.report().errors) == is_out
 
 
+def test_nobody_is_called_slow_where_speed_is_not_judged(clock: HandTurned) -> None:
+    def step_started() -> None:
+        clock.now += 10.0
+
+    bench = Bench(plugins=[make_plugin(step_started=step_started)])
+    bench.add([1, 2, 3], 40)
+    bench.finish()
+    assert bench.report().errors == ()
+    assert bench.report().total_seconds == pytest.approx(400)
+
+
 def test_nobody_is_called_slow_while_errors_are_raised(clock: HandTurned) -> None:
     def step_started() -> None:
         clock.now += 10.0

@@ -1,7 +1,6 @@
 """An engine with plugins and no thread: what the tests of the hook seam drive by hand, and plugins made of plain functions."""
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,8 @@ from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.engine.sequence import Sequence as EngineSequence
 from minivllm_plugin.extensions import Extensions
 from minivllm_plugin.hookspecs import hookimpl
-from minivllm_plugin.plugins.manager import EnginePlugins, PluginReport
+from minivllm_plugin.plugins.manager import EnginePlugins
+from minivllm_plugin.plugins.reports import PluginReport
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.testing import HashedTokens, LedgerRunner, assert_invariants
 
@@ -100,9 +100,8 @@ class Bench:
         options: dict[str, Any] = {} if clock is None else {"clock": clock}
         self.engine = LLMEngine(self.scheduler, self.runner, Limits(VOCABULARY, num_blocks * block_size), **options)
         config = EngineConfig(plugins=tuple(plugins), policies=tuple(policies), plugin_errors=errors, plugin_budget=budget or 0.1)
-        self.plugins = EnginePlugins(config, Extensions.builtin())
-        if budget is None:  # the machine of a test may be busy; nobody is called slow unless the test is about that
-            self.plugins._policy.budget, self.plugins._policy.step_seconds = math.inf, 1.0
+        # The machine of a test may be busy; nobody is called slow unless the test is about that.
+        self.plugins = EnginePlugins(config, Extensions.builtin(), judges_speed=budget is not None)
         self.engine.attach(self.plugins)
         self.sequences: list[EngineSequence] = []
 
