@@ -230,8 +230,9 @@ def _progress(seq: Sequence, *, gained: bool) -> RequestProgress:
     request_id = seq.request_id or ""
     if not gained:
         return RequestProgress(request_id, None, seq.finish_reason, seq.stop_reason, embedding=seq.embedding)
-    if not seq.logprobs and not seq.prompt_logprobs:
+    is_scored = seq.num_completion_tokens == 1 and seq.sampling_params.prompt_logprobs is not None
+    if not seq.logprobs and not is_scored:
         return RequestProgress(request_id, seq.last_token, seq.finish_reason, seq.stop_reason)
-    prompt = tuple(seq.prompt_logprobs) if seq.num_completion_tokens == 1 and seq.prompt_logprobs else None
+    prompt = tuple(seq.prompt_logprobs) if is_scored else None  # of a prompt of one token: nothing
     logprobs = seq.logprobs[-1] if seq.logprobs else None
     return RequestProgress(request_id, seq.last_token, seq.finish_reason, seq.stop_reason, logprobs, prompt)

@@ -6,6 +6,7 @@ penalty; then temperature, min_p, top_k, top_p.
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ def test_the_order_of_the_steps_shows() -> None:
     assert logits[0, 0] == logits[0, 1] == -math.inf
 
 
-def test_tokens_are_counted_along_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_counted_along_and_once() -> None:
     seq = make([1], [], frequency_penalty=1.0)
     for place in range(5):
         for _ in range(2):  # asked twice for the same token, it counts it once
@@ -343,4 +344,4 @@ def test_the_real_model_obeys_every_parameter(llm: LLM) -> None:
     assert set(allowed) <= {100, 200, 300}
     assert biased == [1234] * 16
     assert 1234 in alternating
-    assert all(pair != (1234, 1234) for pair in zip(alternating, alternating[1:], strict=False))
+    assert all(pair != (1234, 1234) for pair in pairwise(alternating))
