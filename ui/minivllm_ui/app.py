@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,7 @@ class PageServer:
         self.guests = guests = Guests(self.engine, self.recorder)
         app = in_event_loop(lambda: self._build(guests))
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config, self._end_answers)
         self._thread: threading.Thread | None = None
 
     def run(self) -> None:
@@ -104,6 +104,12 @@ class PageServer:
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join()
+
+    def _end_answers(self) -> None:
+        """Streams that go on would hold the server up. Event loop."""
+        if self.guests is not None:
+            self.guests.set(0)
+        self.conversations.stop_all()
 
     def _end(self) -> None:
         self._socket.close()
@@ -144,6 +150,18 @@ class PageServer:
         queue: Any = page._queue
         queue.sleep_when_free = QUEUE_NAP
         return Guard(app, self._settings.auth, local_only=self._settings.host in ("127.0.0.1", "localhost", "::1"))
+
+
+class _Server(uvicorn.Server):
+    """Says that it is about to stop, while it still serves."""
+
+    def __init__(self, config: uvicorn.Config, on_shutdown: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_shutdown = on_shutdown
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_shutdown()
+        await super().shutdown(sockets)
 
 
 def _theme() -> gr.themes.Base:

@@ -92,6 +92,12 @@ class Conversations:
         self._by_session.move_to_end(session)
         return conversation
 
+    def stop_all(self) -> None:
+        """End every answer that is being made."""
+        for conversation in self._by_session.values():
+            if conversation.running is not None:
+                conversation.running.stop()
+
     def _forget_old(self) -> None:
         for session in list(self._by_session)[: max(0, len(self._by_session) - SESSIONS_KEPT)]:
             if self._by_session[session].running is None:
