@@ -1,7 +1,7 @@
 """LLM: an engine in the caller's process, with vLLM's names. Any thread and any event loop may use one object at once.
 
-Owns the pairing of a service with its tokenizer and the forms in which prompts come in. Callers' threads tokenise and
-check; the engine thread computes.
+Owns the pairing of a service with its tokenizer and its plugins, and the forms in which prompts come in. Callers' threads
+tokenise and check (:mod:`minivllm_plugin.serving.submission`); the engine thread computes.
 """
 
 import weakref
@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from minivllm_plugin.config import EngineConfig
-from minivllm_plugin.engine.admission import check_request
 from minivllm_plugin.engine.llm_engine import LLMEngine
 from minivllm_plugin.engine.snapshot import EngineSnapshot
 from minivllm_plugin.errors import InvalidRequestError
@@ -21,33 +20,26 @@ from minivllm_plugin.plugins.manager import EnginePlugins
 from minivllm_plugin.plugins.reports import PluginReport
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.serving import batch
-from minivllm_plugin.serving.chat import render_chat
-from minivllm_plugin.serving.choices import Choice
-from minivllm_plugin.serving.detokenizer import Detokenizer
+from minivllm_plugin.serving.conversations import (
+    ConversationRenderer,
+    Messages,
+    as_conversation_list,
+    is_conversation,
+    template_options,
+)
 from minivllm_plugin.serving.embedding import EmbeddingOutput, EmbeddingRequest
-from minivllm_plugin.serving.live_requests import Request
 from minivllm_plugin.serving.loading import Loaded, load
-from minivllm_plugin.serving.outbox import Outbox
 from minivllm_plugin.serving.outputs import RequestOutput
 from minivllm_plugin.serving.plugging import PluginLifecycle
 from minivllm_plugin.serving.preparation import RequestPreparation
-from minivllm_plugin.serving.prompts import (
-    Prompt,
-    TokenizedPrompt,
-    as_prompt_list,
-    check_queueing,
-    one_for_each,
-    tokenize_prompt,
-)
+from minivllm_plugin.serving.prompts import Prompt, TokenizedPrompt, as_prompt_list, one_for_each, tokenize_prompt
 from minivllm_plugin.serving.service import EngineService
-from minivllm_plugin.serving.stream import RequestStream, deadline_after
+from minivllm_plugin.serving.stream import RequestStream
+from minivllm_plugin.serving.submission import RequestSubmission
 from minivllm_plugin.serving.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 
-EMBEDDING_PARAMS = SamplingParams(max_tokens=None, temperature=0.0)  # nothing is sampled
-
-Messages = Sequence[Mapping[str, Any]]
 Loader = Callable[[EngineConfig], tuple[LLMEngine, Loaded]]
 
 
@@ -99,14 +91,17 @@ class LLM:
             self._service.close_soon()
             raise
         self._loaded = loaded[0]
+        self._renderer = ConversationRenderer(self.tokenizer, self._loaded.chat_template or config.chat_template)
         self._formats = OutputFormats(
             plugins.extensions.parsers,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
-            chat_template=self._chat_template(),
+            chat_template=self._renderer.template_text,
         )
-        self._preparation = RequestPreparation(self._loaded.tokenizer, self._loaded.limits, plugins.extensions)
-        weakref.finalize(self, self._service.close_soon)
+        self._preparation = RequestPreparation(self.tokenizer, self._loaded.limits, plugins.extensions)
+        self._submission = RequestSubmission(self._service, self._loaded, self._preparation)
+        # The engine goes with the last who can ask it for something: the LLM, or the handle of a request that is not over.
+        weakref.finalize(self._submission, self._service.close_soon)
 
     # --- about ---------------------------------------------------------------------------------------------------
 
@@ -187,8 +182,8 @@ class LLM:
 
     def count_tokens(self, prompt: Prompt | Messages) -> int:
         """Tokens of a prompt, or of a conversation as :meth:`chat` would render it."""
-        if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
-            return len(self._render(prompt, {}))  # type: ignore[arg-type]  # a list of mappings is a conversation
+        if is_conversation(prompt):
+            return len(self._renderer.render(prompt, template_options()).token_ids)  # type: ignore[arg-type]  # what was asked
         return len(tokenize_prompt(prompt, self.tokenizer).token_ids)  # type: ignore[arg-type]
 
     # --- many at once --------------------------------------------------------------------------------------------
@@ -226,8 +221,8 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several; always a list. None for ``sampling_params`` runs until the model ends."""
-        options = _template_options(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
-        rendered = [TokenizedPrompt(self._render(conversation, options)) for conversation in _conversations(messages)]
+        options = template_options(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
+        rendered = [self._renderer.render(conversation, options) for conversation in as_conversation_list(messages)]
         params = one_for_each(sampling_params, len(rendered), self.default_sampling_params())
         return self._run_all(rendered, params, use_tqdm)
 
@@ -243,9 +238,10 @@ class LLM:
             InvalidRequestError: any prompt is bad; then none has been started.
         """
         tokenized = [tokenize_prompt(prompt, self.tokenizer) for prompt in as_prompt_list(prompts)]
+        submission = self._submission
         for prompt in tokenized:
-            check_request(prompt.token_ids, EMBEDDING_PARAMS, self._loaded.limits)
-        jobs = [lambda prompt=prompt: self._submit_embedding(prompt, dimensions) for prompt in tokenized]
+            submission.check_embedding(prompt)
+        jobs = [lambda prompt=prompt: submission.submit_embedding(prompt, dimensions=dimensions) for prompt in tokenized]
         return batch.run_all(jobs, progress=use_tqdm, tokens_of=lambda output: len(output.prompt_token_ids))
 
     # --- one at a time -------------------------------------------------------------------------------------------
@@ -280,7 +276,15 @@ class LLM:
         """
         tokenized = tokenize_prompt(prompt, self.tokenizer)
         params = one_for_each(sampling_params, 1, self.default_sampling_params().replace(max_tokens=16))[0]
-        return self._submit(tokenized, params, request_id, timeout, priority, cache_salt, metadata)
+        return self._submission.submit(
+            tokenized,
+            params,
+            request_id=request_id,
+            timeout=timeout,
+            priority=priority,
+            cache_salt=cache_salt,
+            metadata=metadata,
+        )
 
     def submit_chat(
         self,
@@ -298,16 +302,25 @@ class LLM:
         metadata: Mapping[str, Any] | None = None,
     ) -> RequestStream:
         """:meth:`submit` for a conversation, rendered by the model's chat template."""
-        options = _template_options(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
-        tokenized = TokenizedPrompt(self._render(messages, options))
+        options = template_options(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
+        rendered = self._renderer.render(messages, options)
         params = one_for_each(sampling_params, 1, self.default_sampling_params())[0]
-        return self._submit(tokenized, params, request_id, timeout, priority, cache_salt, metadata)
+        return self._submission.submit(
+            rendered,
+            params,
+            request_id=request_id,
+            timeout=timeout,
+            priority=priority,
+            cache_salt=cache_salt,
+            metadata=metadata,
+        )
 
     def submit_embedding(
         self, prompt: Prompt, *, dimensions: int | None = None, timeout: float | None = None, priority: int = 0
     ) -> EmbeddingRequest:
         """Check and queue one text for :meth:`embed`; the handle is asked for its ``result()`` or ``await aresult()``."""
-        return self._submit_embedding(tokenize_prompt(prompt, self.tokenizer), dimensions, timeout, priority)
+        tokenized = tokenize_prompt(prompt, self.tokenizer)
+        return self._submission.submit_embedding(tokenized, dimensions=dimensions, timeout=timeout, priority=priority)
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step; its reader sees reason ``abort``. Unknown ids are ignored."""
@@ -327,124 +340,13 @@ class LLM:
 
     # --- helpers -------------------------------------------------------------------------------------------------
 
-    def _chat_template(self) -> str | None:
-        """Its text, if there is one."""
-        wanted, tokenizer = self._loaded.chat_template, self._loaded.tokenizer
-        if tokenizer is None:
-            return wanted
-        return tokenizer.chat_template if wanted is None else tokenizer.chat_templates.get(wanted, wanted)
-
-    def _render(self, messages: Messages, options: Mapping[str, Any]) -> list[int]:
-        if self.tokenizer is None:
-            raise InvalidRequestError("this model has no tokenizer (dummy weights); pass token ids to generate() or submit()")
-        return render_chat(
-            self.tokenizer, messages, chat_template=self._loaded.chat_template or self.config.chat_template, **options
-        )
-
-    def _submit(
-        self,
-        prompt: TokenizedPrompt,
-        params: SamplingParams,
-        request_id: str | None = None,
-        timeout: float | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> RequestStream:
-        if params.stop and self.tokenizer is None:
-            raise InvalidRequestError(f"stop={params.stop!r} needs a tokenizer, and this model has none; use stop_token_ids")
-        deadline = None if timeout is None else deadline_after(timeout)
-        if timeout is not None and timeout <= 0:
-            raise InvalidRequestError(f"timeout={timeout} must be greater than 0 seconds, or None")
-        salt = cache_salt if cache_salt is not None else prompt.cache_salt
-        check_queueing(request_id, priority, salt, metadata)
-        check_request(prompt.token_ids, params, self._loaded.limits)
-        params = self._preparation.prepare(params)
-        identity = request_id if request_id is not None else self._service.next_request_id()
-        service = self._service
-        outbox = Outbox(on_lost_reader=lambda: service.abort_request(request))
-        request = Request(identity, prompt.token_ids, params, outbox, priority, salt, deadline, metadata)
-        # The stream exists before the request is queued, so that nothing can be queued that nobody can abort.
-        stream = RequestStream(
-            request_id=identity,
-            prompt=prompt.text,
-            prompt_token_ids=prompt.token_ids,
-            choices=[
-                Choice(
-                    index,
-                    Detokenizer(self.tokenizer, params, prompt.token_ids),
-                    self.tokenizer,
-                    wants_logprobs=params.logprobs is not None,
-                )
-                for index in range(params.n)
-            ],
-            outbox=outbox,
-            deadline=deadline,
-            has_stop_strings=bool(params.stop),
-            tokenizer=self.tokenizer,
-        )
-        service.submit(request)
-        stream.arm(
-            lambda choice: self._service.abort_request(request, choice)
-        )  # holds the LLM, which else might be collected, and close
-        return stream
-
-    def _submit_embedding(
-        self, prompt: TokenizedPrompt, dimensions: int | None, timeout: float | None = None, priority: int = 0
-    ) -> EmbeddingRequest:
-        deadline = None if timeout is None else deadline_after(timeout)
-        check_queueing(None, priority, prompt.cache_salt)
-        check_request(prompt.token_ids, EMBEDDING_PARAMS, self._loaded.limits)
-        identity = self._service.next_request_id()
-        service = self._service
-        outbox = Outbox(on_lost_reader=lambda: service.abort_request(request))
-        request = Request(
-            identity,
-            prompt.token_ids,
-            EMBEDDING_PARAMS,
-            outbox,
-            priority,
-            prompt.cache_salt,
-            deadline,
-            None,
-            self._loaded.pooling,
-        )
-        handle = EmbeddingRequest(
-            request_id=identity, prompt_token_ids=prompt.token_ids, outbox=outbox, deadline=deadline, dimensions=dimensions
-        )
-        service.submit(request)
-        handle.arm(lambda: self._service.abort_request(request))
-        return handle
-
     def _run_all(self, prompts: list[TokenizedPrompt], params: list[SamplingParams], progress: bool) -> list[RequestOutput]:
-        for prompt, one in zip(prompts, params, strict=True):
-            check_request(prompt.token_ids, one, self._loaded.limits)
-            self._preparation.prepare(one)  # again when it is submitted: grammars are kept
-        jobs = [lambda prompt=prompt, one=one: self._submit(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        submission = self._submission
+        pairs = list(zip(prompts, params, strict=True))
+        for prompt, one in pairs:
+            submission.check(prompt, one)
+        jobs = [lambda prompt=prompt, one=one: submission.submit(prompt, one) for prompt, one in pairs]
         return batch.run_all(jobs, progress=progress, tokens_of=_num_tokens)
-
-
-def _conversations(messages: object) -> list[Any]:
-    """The conversations of :meth:`LLM.chat`, one or several; what is neither goes on, to be refused by its name."""
-    if isinstance(messages, Sequence) and messages and isinstance(messages[0], Sequence) and not isinstance(messages[0], str):
-        return list(messages)
-    return [messages]
-
-
-def _template_options(
-    tools: Sequence[Mapping[str, Any]] | None,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    chat_template_kwargs: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
-        raise InvalidRequestError(f"chat_template_kwargs must be a dictionary, got {chat_template_kwargs!r:.100}")
-    return {
-        "tools": tools,
-        "add_generation_prompt": add_generation_prompt,
-        "continue_final_message": continue_final_message,
-        "template_kwargs": dict(chat_template_kwargs or {}),
-    }
 
 
 def _num_tokens(output: RequestOutput) -> int:
