@@ -341,6 +341,20 @@ def test_a_dropped_llm_stops_its_thread() -> None:
     wait_until(lambda: not thread.is_alive())
 
 
+def test_a_stream_keeps_the_engine_until_it_is_dropped() -> None:
+    gate = threading.Event()
+    llm, _ = scripted_llm(gate=gate)
+    thread, stream = llm._service._thread, llm.submit([1], SHORT)
+    del llm
+    gc.collect()
+    gate.set()
+    assert len(stream.result().outputs[0].token_ids) == 5
+    assert thread.is_alive()
+    del stream
+    gc.collect()
+    wait_until(lambda: not thread.is_alive())
+
+
 def test_close_from_many_threads() -> None:
     llm, _ = scripted_llm()
     streams = [llm.submit([n + 1], LONG) for n in range(10)]
