@@ -39,6 +39,7 @@ def _helper(name: str) -> ModuleType:
 
 _helper("fake_completion")
 fake_llm = _helper("fake_llm")
+live_engine = _helper("live_engine")
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +87,22 @@ def provider(registry: Any) -> Iterator[Any]:
     yield provider
     registry.gate.set()
     eventually(lambda: not any(llm.live for llm in registry.llms.values()))
+
+
+@pytest.fixture
+def live() -> Iterator[Any]:
+    """A live engine behind ``minivllm/live``; when the test ends it must be idle."""
+    import litellm
+
+    from minivllm_adapters.handler import MinivllmProvider
+
+    live = live_engine.Live()
+    litellm.custom_provider_map.append({"provider": "minivllm", "custom_handler": MinivllmProvider(live)})
+    yield live
+    if live.engines and live.llm.is_healthy:
+        eventually(live.idle)
+    for llm, _ in live.engines:
+        llm.close()
 
 
 @pytest.fixture
