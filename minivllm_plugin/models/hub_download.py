@@ -27,8 +27,9 @@ WANTED = [
     "chat_template*",
     "*.safetensors",
     "*.safetensors.index.json",
+    "1_Pooling/config.json",  # how embeddings are pooled
 ]
-UNWANTED = ["*/*", "consolidated*"]  # other precisions and formats of the same weights
+UNWANTED = ["[!1]*/*", "consolidated*"]  # all folders but 1_Pooling: other precisions and formats of the same weights
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 

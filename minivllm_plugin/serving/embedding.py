@@ -39,6 +39,8 @@ class EmbeddingRequest:
         self.prompt_token_ids = prompt_token_ids
         self._outbox = outbox
         self._deadline = deadline
+        if dimensions is not None and (isinstance(dimensions, bool) or not isinstance(dimensions, int) or dimensions < 1):
+            raise InvalidRequestError(f"dimensions={dimensions!r} must be an integer of at least 1, or None for all of them")
         self._dimensions = dimensions
         self._abort: Callable[[], None] = _nothing
         self._output: EmbeddingOutput | None = None
@@ -52,7 +54,10 @@ class EmbeddingRequest:
         """Wait for the vector."""
         try:
             while self._output is None:
+                self._raise_if_over()
                 self._digest(self._outbox.wait(self._remaining(), for_end=True))
+        except InvalidRequestError:  # somebody else waits, and goes on; or it has ended
+            raise
         except BaseException:
             self.close()
             raise
@@ -62,12 +67,15 @@ class EmbeddingRequest:
         """The same for a coroutine; cancelling it aborts the request."""
         try:
             while self._output is None:
+                self._raise_if_over()
                 try:
                     async with asyncio.timeout(self._remaining()):
                         items = await self._outbox.wait_async(for_end=True)
                 except TimeoutError:
                     items = []
                 self._digest(items)
+        except InvalidRequestError:
+            raise
         except BaseException:
             self.close()
             raise
@@ -83,9 +91,13 @@ class EmbeddingRequest:
         if hasattr(self, "_error"):  # else the constructor did not get to its end
             self.close()
 
-    def _digest(self, items: list[Item]) -> None:
+    def _raise_if_over(self) -> None:
+        """Nothing more is put into the outbox of a request that is over; waiting for it would never end."""
         if self._error is not None:
             raise self._error
+
+    def _digest(self, items: list[Item]) -> None:
+        self._raise_if_over()
         if not items and self._deadline is not None and time.monotonic() >= self._deadline:
             self.close()
             self._error = RequestTimeoutError(f"request {self.request_id!r} did not end before its deadline and was aborted")
@@ -99,7 +111,11 @@ class EmbeddingRequest:
                     self.close()
                     assert self._error is not None
                     raise self._error
-                vector = shortened(item.progress.embedding, self._dimensions)
+                try:
+                    vector = shortened(item.progress.embedding, self._dimensions)
+                except InvalidRequestError as error:
+                    self._error = error
+                    raise
                 cached = self._outbox.num_cached_tokens
                 self._output = EmbeddingOutput(self.request_id, self.prompt_token_ids, vector, cached)
 

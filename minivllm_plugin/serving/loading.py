@@ -110,7 +110,7 @@ def load(config: EngineConfig, extensions: Extensions | None = None) -> tuple[LL
         backend.dtype,
         backend.kernels,
         template,
-        _pooling(config, directory),
+        _pooling(config, description.directory),
     )
     return engine, loaded
 
