@@ -67,8 +67,8 @@ class CallScanner:
             told = len(self._arguments)
             self._raw.append(character)
             self._take(character)
-            if self.is_broken and self._has_begun and len(self._arguments) == told:
-                self._raw.pop()  # nobody would hand it out: it is the first of what comes after this call
+            if self._is_stray(told):
+                self._raw.pop()
                 return index
             if self.name is not None and not self.is_broken and (self._has_arguments or self.is_done):
                 self._has_begun = True
@@ -87,6 +87,10 @@ class CallScanner:
         """Whether this is a call for certain: its name is known, and its arguments have begun or it is over. What comes then
         may break it, but not take it back: some of it may have been handed out."""
         return self._has_begun
+
+    def _is_stray(self, num_told: int) -> bool:
+        """Whether the latest character broke a call that had begun, and stands in none of its parts: it is what comes after."""
+        return self.is_broken and self._has_begun and len(self._arguments) == num_told
 
     def _take(self, character: str) -> None:
         if self._place is _Place.INSIDE:
