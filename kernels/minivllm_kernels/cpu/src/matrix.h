@@ -164,7 +164,7 @@ static INLINE void tile_float(const typename Products<W>::Other *x, int depth, c
   const char *next_rows = (const char *)(x + (size_t)M * depth);
   constexpr int LINES = 16 * P::STEP * PANEL * sizeof(W) / 64;  // lines of weights in a turn of sixteen steps
   for (int turn = 0; turn < turns; turn++) {
-#pragma GCC unroll 16
+#pragma GCC unroll 4
     for (int k = 0; k < 16; k++) {
       const typename P::Many w0 = P::many(w), w1 = P::many(w + 16 * P::STEP);
       w += PANEL * P::STEP;
