@@ -1,26 +1,23 @@
 """The pool of KV blocks: who holds which, which are free, and which can be found again by their content.
 
-Sole owner of reference counts, free queue and prefix index. Only the Scheduler calls it, on the engine thread. It counts
-blocks and compares tokens; the K/V themselves are the runner's.
+Sole owner of reference counts, free queue and prefix index (:mod:`minivllm_plugin.engine.prefix_index`). Only the Scheduler
+calls it, on the engine thread. It counts blocks; the K/V themselves are the runner's.
 
-A block enters the index when it is full **and** computed (:meth:`BlockManager.commit`). Its key chains over parent key,
-tokens and salt; since a 64-bit key can collide, a hit also needs equal tokens and the same parent *entry*. Entry numbers
-are never reused, so a child of an evicted entry cannot be mistaken for a child of its successor.
+A block enters the index when it is full **and** computed (:meth:`BlockManager.commit`).
 
 A freed block stays findable until it is taken for something else: oldest first, and within one sequence the deepest block
 first, since a prefix is worth more than its continuation.
 """
 
-from array import array
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceABC
 from itertools import islice
 from typing import Literal
 
-import xxhash
-
 from minivllm_plugin.engine.block import CUT_CHAIN, ROOT_ENTRY, Block, PoolStatistics
+from minivllm_plugin.engine.integrity import check_pool
+from minivllm_plugin.engine.prefix_index import PrefixIndex
 from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.events import (
@@ -46,6 +43,7 @@ class BlockManager:
         enable_prefix_caching: False keeps every block private.
 
     Attributes:
+        index: finds blocks by their content; read by others, changed here alone.
         log: what happens to blocks is appended here, for whoever empties it; None records nothing.
         prepare_taking: called before that many blocks are taken from the front of the free queue; may bring others to it
             (:meth:`eviction_window`, :meth:`move_to_front`). None takes the oldest.
@@ -58,13 +56,11 @@ class BlockManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.blocks = [Block(i) for i in range(num_blocks)]
-        self.hash_to_block_id: dict[int, int] = {}
+        self.index = PrefixIndex(self.blocks, block_size)
         self.statistics = PoolStatistics()
         self.log: list[BlockEvent] | None = None
         self.prepare_taking: Callable[[int], None] | None = None
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self._entries: set[int] = set()  # entry ids that the index still holds
-        self._next_entry_id = 0
         self._num_cached_blocks = 0
         self._num_freed = 0
 
@@ -87,6 +83,11 @@ class BlockManager:
         return list(self._free)
 
     @property
+    def hash_to_block_id(self) -> dict[int, int]:
+        """Chain key -> the block that is found under it."""
+        return self.index.block_ids
+
+    @property
     def used_block_ids(self) -> set[int]:
         return {block.block_id for block in self.blocks if block.ref_count > 0}
 
@@ -96,13 +97,7 @@ class BlockManager:
 
     def compute_hash(self, token_ids: SequenceABC[int], parent_key: int | None = None, salt: str | None = None) -> int:
         """64-bit chain key (xxh3) of one full block after ``parent_key``; the salt enters at the root and so in every child."""
-        digest = xxhash.xxh3_64()
-        if parent_key is not None:
-            digest.update(parent_key.to_bytes(8, "little"))
-        elif salt is not None:
-            digest.update(b"salt:" + salt.encode("utf-8", "surrogatepass"))
-        digest.update(array("q", token_ids).tobytes())
-        return digest.intdigest()
+        return self.index.compute_hash(token_ids, parent_key, salt)
 
     # --- a sequence enters ---------------------------------------------------------------------------------------
 
@@ -112,20 +107,9 @@ class BlockManager:
         At least one token is always left to compute: its logits are what the next token is sampled from. A sequence whose whole
         prompt is needed finds nothing.
         """
-        hits: list[Block] = []
         if not self.enable_prefix_caching or seq.needs_whole_prompt:
-            return hits
-        parent = ROOT_ENTRY
-        for index in range((seq.num_tokens - 1) // self.block_size):
-            block_id = self.hash_to_block_id.get(self._key(seq, index))
-            if block_id is None:
-                break
-            block = self.blocks[block_id]
-            if not self._same(block, seq, index, parent):
-                break
-            hits.append(block)
-            parent = block.entry_id
-        return hits
+            return []
+        return self.index.find(seq, (seq.num_tokens - 1) // self.block_size)
 
     def can_allocate(self, seq: Sequence, prefix: list[Block] | None = None, reserve: int = 0) -> bool:
         """Whether all tokens of ``seq`` can get a block now, with ``reserve`` blocks left over."""
@@ -175,21 +159,21 @@ class BlockManager:
         """Enter the blocks of ``seq`` that are full and computed into the index. Call once their K/V are written."""
         if not self.enable_prefix_caching:
             return
+        index = self.index
         while seq.num_hashed_blocks < seq.num_computed_tokens // self.block_size and seq.prefix_entry != CUT_CHAIN:
-            if seq.prefix_entry is not ROOT_ENTRY and seq.prefix_entry not in self._entries:
+            if not index.is_reachable(seq.prefix_entry):
                 seq.prefix_entry = CUT_CHAIN  # a block that ours equals was evicted: nothing below could be found
                 return
-            index = seq.num_hashed_blocks
-            key = self._key(seq, index)
-            known = self.hash_to_block_id.get(key)
-            if known is not None and self._is_orphan(self.blocks[known]):
-                self._forget(self.blocks[known], "forgotten")  # or it would keep this key from everybody for as long as it lives
+            depth = seq.num_hashed_blocks
+            known = index.get(index.key(seq, depth))
+            if known is not None and not index.is_reachable(known.parent_entry):
+                self._forget(known, "forgotten")  # or it would keep this key from everybody for as long as it lives
                 known = None
             if known is None:
-                seq.prefix_entry = self._store(seq, index, key)
-            elif self._same(self.blocks[known], seq, index, seq.prefix_entry):
+                seq.prefix_entry = self._store(seq, depth)
+            elif index.is_equal(known, seq, depth, seq.prefix_entry):
                 # Somebody computed the same block first; ours stays private, the chain goes on from theirs.
-                seq.prefix_entry = self.blocks[known].entry_id
+                seq.prefix_entry = known.entry_id
             else:
                 seq.prefix_entry = CUT_CHAIN  # a collision: nothing below could be verified
                 return
@@ -223,7 +207,7 @@ class BlockManager:
 
     def reset_prefix_cache(self) -> int:
         """Forget every indexed block; held blocks stay with their holders. Returns how many entries were dropped."""
-        entries = list(self.hash_to_block_id.values())
+        entries = list(self.index.block_ids.values())
         for block_id in entries:
             self._forget(self.blocks[block_id], None)
         if self.log is not None:
@@ -236,11 +220,7 @@ class BlockManager:
         """Tokens of ``seq`` that the index probably holds (keys are compared, tokens are not): for policies, not for use."""
         if not self.enable_prefix_caching or seq.needs_whole_prompt:
             return 0
-        most = (seq.num_tokens - 1) // self.block_size
-        found = 0
-        while found < most and self._key(seq, found) in self.hash_to_block_id:
-            found += 1
-        return found * self.block_size
+        return self.index.count_likely(seq, (seq.num_tokens - 1) // self.block_size) * self.block_size
 
     def eviction_window(self, size: int) -> tuple[list[int], list[CandidateBlock]]:
         """Of the ``size`` blocks freed longest ago: those that hold nothing findable, and those that do; oldest first."""
@@ -260,68 +240,22 @@ class BlockManager:
         for block_id in reversed(block_ids):
             self._free.move_to_end(block_id, last=False)
 
-    # --- invariants ------------------------------------------------------------------------------------------------
-
-    def check_integrity(self, holders: Iterable[Sequence]) -> None:
+    def check_integrity(self, holders: Collection[Sequence]) -> None:
         """Raise AssertionError unless counts, free queue and index agree with the block tables of ``holders``."""
-        held = Counter(block_id for seq in holders for block_id in seq.block_table)
-        for seq in holders:
-            assert len(set(seq.block_table)) == len(seq.block_table), f"{seq!r} lists a block twice"
-        for block in self.blocks:
-            assert block.ref_count == held[block.block_id], f"{block} is held {held[block.block_id]} times"
-            assert (block.ref_count == 0) == (block.block_id in self._free), f"{block} is both held and free, or neither"
-            assert (block.entry_id is None) == (block.key is None), f"{block} is half indexed"
-            if block.key is not None:
-                assert self.hash_to_block_id.get(block.key) == block.block_id, f"{block} is not where the index looks"
-                assert len(block.token_ids) == self.block_size, f"{block} is indexed but not full"
-        indexed = [block.entry_id for block in self.blocks if block.key is not None]
-        assert len(indexed) == len(self.hash_to_block_id), "the index points at a block that forgot its key"
-        assert self._entries == set(indexed), "the entry ids disagree with the index"
-        cached = sum(1 for block_id in self._free if self.blocks[block_id].key is not None)
-        assert self._num_cached_blocks == cached, f"{cached} free blocks are indexed, {self._num_cached_blocks} are counted"
+        check_pool(self, holders)
 
     # --- helpers ---------------------------------------------------------------------------------------------------
 
-    def _key(self, seq: Sequence, index: int) -> int:
-        keys = seq.block_keys
-        while len(keys) <= index:
-            start = len(keys) * self.block_size
-            tokens = seq.token_ids[start : start + self.block_size]
-            keys.append(self.compute_hash(tokens, keys[-1] if keys else None, seq.cache_salt))
-        return keys[index]
-
-    def _same(self, block: Block, seq: Sequence, index: int, parent_entry: int | None) -> bool:
-        start = index * self.block_size
-        return (
-            block.entry_id is not None
-            and block.parent_entry == parent_entry
-            and block.salt == seq.cache_salt
-            and block.token_ids == tuple(seq.token_ids[start : start + self.block_size])
-        )
-
-    def _is_orphan(self, block: Block) -> bool:
-        """Whether no lookup can reach this entry any more, because the entry before it is gone."""
-        return block.parent_entry is not ROOT_ENTRY and block.parent_entry not in self._entries
-
-    def _store(self, seq: Sequence, index: int, key: int) -> int:
-        block = self.blocks[seq.block_table[index]]
-        start = index * self.block_size
-        block.key = key
-        block.entry_id = self._next_entry_id
-        block.parent_entry = seq.prefix_entry
-        block.salt = seq.cache_salt
-        block.depth = index
-        block.num_hits = 0
-        block.token_ids = tuple(seq.token_ids[start : start + self.block_size])
-        self._entries.add(self._next_entry_id)
-        self._next_entry_id += 1
-        self.hash_to_block_id[key] = block.block_id
+    def _store(self, seq: Sequence, depth: int) -> int:
+        """Index block ``depth`` of ``seq``; returns the entry."""
+        block = self.blocks[seq.block_table[depth]]
+        entry_id = self.index.enter(block, seq, depth)
         self.statistics.stored_blocks += 1
         if self.log is not None:
-            parent = seq.block_keys[index - 1] if index else None
+            keys, parent = (seq.block_keys[depth],), seq.block_keys[depth - 1] if depth else None
             salt = () if block.salt is None else (block.salt,)
-            self.log.append(BlockStored((key,), parent, block.token_ids, self.block_size, (block.block_id,), salt))
-        return block.entry_id
+            self.log.append(BlockStored(keys, parent, block.token_ids, self.block_size, (block.block_id,), salt))
+        return entry_id
 
     def _extend(self, seq: Sequence, num_blocks: int) -> None:
         """Give ``seq`` that many fresh blocks."""
@@ -344,12 +278,7 @@ class BlockManager:
 
     def _forget(self, block: Block, cause: Literal["evicted", "forgotten"] | None) -> None:
         """Take one entry out of the index; no ``cause``: the caller tells it himself."""
-        assert block.key is not None
-        assert block.entry_id is not None
-        if cause is not None and self.log is not None:
+        if cause is not None and self.log is not None and block.key is not None:
             self.log.append(BlockRemoved((block.key,), (block.block_id,), cause))
-        del self.hash_to_block_id[block.key]
-        self._entries.remove(block.entry_id)
+        self.index.remove(block)
         self._num_cached_blocks -= block.ref_count == 0
-        block.key = block.entry_id = block.parent_entry = block.salt = None
-        block.token_ids = ()

@@ -16,10 +16,12 @@ from collections.abc import Sequence as SequenceABC
 from minivllm_plugin.config import SchedulingPolicy
 from minivllm_plugin.engine.admission import check_integer, check_prompt_fits
 from minivllm_plugin.engine.block_manager import BlockManager
+from minivllm_plugin.engine.endings import ask_stop_check, end_reason, may_outgrow
+from minivllm_plugin.engine.integrity import check_queues
 from minivllm_plugin.engine.order import Order
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, MAX_TOKEN_ID, FinishReason, Sequence, SequenceStatus
 from minivllm_plugin.engine.steering import Steering, StepLimits
-from minivllm_plugin.errors import ConfigError, InvalidRequestError, RequestFailedError
+from minivllm_plugin.errors import ConfigError, InvalidRequestError
 
 __all__ = ["Scheduler"]
 
@@ -201,6 +203,7 @@ class Scheduler:
         for token_id in token_ids:
             if not FAILED_TOKEN <= token_id <= MAX_TOKEN_ID:
                 raise ValueError(f"the runner returned {token_id}, which is neither a token id nor FAILED_TOKEN")
+        num_slots = self.block_manager.num_blocks * self.block_size
         for sequence, token_id in zip(seqs, token_ids, strict=True):
             if sequence.status is not SequenceStatus.RUNNING or not sequence.num_scheduled_tokens:
                 continue
@@ -218,9 +221,9 @@ class Scheduler:
                 self._finish(sequence, "stop")
                 continue
             sequence.append_token(token_id)
-            reason = self._end_reason(sequence, token_id)
+            reason = end_reason(sequence, token_id, self.end_token_ids, num_slots)
             if reason is None and self.stop_check is not None and sequence.sampling_params.extra_args:
-                reason = self._ask_stop_check(sequence)
+                reason = ask_stop_check(self.stop_check, sequence)
             if reason is not None:
                 self._finish(sequence, reason)
 
@@ -246,17 +249,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, live ids and blocks agree. For tests and debugging: O(pool)."""
-        queued = [*self.waiting, *self.running]
-        assert len({id(seq) for seq in queued}) == len(queued), "a sequence is queued twice"
-        assert {seq.request_id for seq in queued} == set(self._live), "a live sequence is in no queue"
-        assert len(self.running) <= self.max_num_sequences, "more sequences run than allowed"
-        for seq in self.waiting:
-            assert seq.status is SequenceStatus.WAITING, f"{seq!r} waits in another state"
-            assert not seq.block_table, f"{seq!r} waits but holds blocks"
-        for seq in self.running:
-            assert seq.status is SequenceStatus.RUNNING, f"{seq!r} runs in another state"
-            assert 0 <= seq.num_computed_tokens < seq.num_tokens, f"{seq!r} has nothing left to compute"
-            assert len(seq.block_table) >= self.block_manager.blocks_needed(seq.num_computed_tokens), f"{seq!r} lacks blocks"
+        check_queues(self)
         self.block_manager.check_integrity(self.running)
 
     def _own_limits(self) -> StepLimits:
@@ -319,7 +312,7 @@ class Scheduler:
         keep_free = None if chunk else 0
         while self.waiting and budget > 0 and len(self.running) < most:
             if keep_free is None:
-                keep_free = sum(1 for seq in self.running if self._may_outgrow(seq))
+                keep_free = sum(1 for seq in self.running if may_outgrow(seq, len(seq.block_table) * self.block_size))
             seq = self.waiting[0]
             prefix = self.block_manager.find_prefix(seq)
             if not self.block_manager.can_allocate(seq, prefix, reserve=keep_free):
@@ -368,15 +361,6 @@ class Scheduler:
             candidates.remove(victim)
         yield needy
 
-    def _may_outgrow(self, seq: Sequence) -> bool:
-        """Whether ``seq`` can reach a length for which its blocks are too few. Its very last token needs no slot."""
-        if seq.max_tokens is None and seq.max_model_length is None:
-            return True
-        ends = [] if seq.max_tokens is None else [seq.num_prompt_tokens + seq.max_tokens]
-        if seq.max_model_length is not None:
-            ends.append(seq.max_model_length)
-        return min(ends) - 1 > len(seq.block_table) * self.block_size
-
     def _grant(self, seq: Sequence, tokens: int, batch: list[Sequence]) -> None:
         seq.num_scheduled_tokens = tokens
         seq.last_scheduled_step = self.num_steps
@@ -385,34 +369,6 @@ class Scheduler:
         if seq.first_scheduled_step is None:
             seq.first_scheduled_step = self.num_steps
         batch.append(seq)
-
-    # --- endings ------------------------------------------------------------------------------------------------
-
-    def _end_reason(self, seq: Sequence, token_id: int) -> FinishReason | None:
-        params = seq.sampling_params
-        if seq.num_completion_tokens >= params.min_tokens:
-            if token_id in self.end_token_ids and not seq.ignore_eos:
-                return "stop"
-            if token_id in (params.stop_token_ids or ()):
-                seq.stop_reason = token_id
-                return "stop"
-        if seq.max_tokens is not None and seq.num_completion_tokens >= seq.max_tokens:
-            return "length"
-        if seq.max_model_length is not None and seq.num_tokens >= seq.max_model_length:
-            return "length"
-        if self.block_manager.blocks_needed(seq.num_tokens) > self.block_manager.num_blocks:
-            return "length"  # even alone in the pool its newest token would find no slot
-        return None
-
-    def _ask_stop_check(self, seq: Sequence) -> FinishReason | None:
-        assert self.stop_check is not None
-        if seq.num_completion_tokens < seq.sampling_params.min_tokens:
-            return None
-        try:
-            seq.stop_reason = self.stop_check(seq)
-        except RequestFailedError:  # whoever raised it keeps the cause
-            return "error"
-        return None if seq.stop_reason is None else "stop"
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         queue = self.running if seq.status is SequenceStatus.RUNNING else self.waiting

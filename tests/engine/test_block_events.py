@@ -44,7 +44,8 @@ class Walk:
         self.pool = self.scheduler.block_manager
         self.pool.log = []
         if seed % 3 == 0:  # keys that collide: nearly every lookup meets somebody else's block
-            self.pool.compute_hash = lambda tokens, parent=None, salt=None: sum(tokens) % 3  # type: ignore[method-assign]
+            index: Any = self.pool.index
+            index.compute_hash = lambda tokens, parent=None, salt=None: sum(tokens) % 3
         self.collides = seed % 3 == 0
         self.hashed = HashedTokens(VOCABULARY)
         self.runner = LedgerRunner.for_scheduler(self.scheduler, choose=self.choose)

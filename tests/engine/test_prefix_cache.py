@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from minivllm_plugin.engine.block_manager import BlockManager
+from minivllm_plugin.engine.prefix_index import PrefixIndex
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
 from minivllm_plugin.sampling_parameters import SamplingParams
@@ -274,15 +275,15 @@ A, B, C, D = [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]
 
 
 def force_keys(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    honest = BlockManager.compute_hash
+    honest = PrefixIndex.compute_hash
 
-    def colliding(self: BlockManager, token_ids: Any, parent_key: int | None = None, salt: str | None = None) -> int:
+    def colliding(self: PrefixIndex, token_ids: Any, parent_key: int | None = None, salt: str | None = None) -> int:
         first_level = parent_key is None
         if kind == "all" or (kind == "first") == first_level:
             return 7
         return honest(self, token_ids, parent_key, salt)
 
-    monkeypatch.setattr(BlockManager, "compute_hash", colliding)
+    monkeypatch.setattr(PrefixIndex, "compute_hash", colliding)
 
 
 def test_a_hit_needs_the_same_parent_and_not_only_an_equal_key(monkeypatch: pytest.MonkeyPatch) -> None:  # B05
