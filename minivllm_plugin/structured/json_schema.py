@@ -32,20 +32,22 @@ def bounded_schema(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
     """A schema whose instances are instances of ``schema``, with bounded white space. ``schema`` itself is left alone.
 
     Raises:
-        InvalidRequestError: nothing could be an instance, or it is nested too deeply.
+        InvalidRequestError: nothing could be an instance, it is nested too deeply, or it is no JSON.
         UnsupportedFeatureError: a keyword that cannot be enforced, or that validators read in different ways.
     """
     if schema is False:
         raise InvalidRequestError("the JSON schema is false, which nothing satisfies; pass a schema that allows something")
     options = {"whitespace_pattern": WHITESPACE}
-    if not CONTROL.search(json.dumps(schema)):
-        options["json_allowed_escapes"] = PLAIN_ESCAPES
-    if schema is True:
-        return {"x-guidance": options}
     try:
-        return {**_rewritten(schema), "x-guidance": options}
+        if not CONTROL.search(json.dumps(schema, allow_nan=False)):
+            options["json_allowed_escapes"] = PLAIN_ESCAPES
+        return {**({} if schema is True else _rewritten(schema)), "x-guidance": options}
+    except InvalidRequestError:
+        raise
     except RecursionError:
         raise InvalidRequestError("the JSON schema is nested too deeply; put its parts into $defs and refer to them") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequestError(f"the JSON schema holds something that is no JSON, or a number beyond all: {error}") from error
 
 
 def _rewritten(schema: Any) -> Any:
@@ -89,8 +91,8 @@ def _move_exclusive_bounds(schema: dict[str, Any]) -> None:
 
 
 def _check_counts(schema: Mapping[str, Any]) -> None:
-    least = schema.get("minProperties")
-    if isinstance(least, int | float) and least > len(schema.get("required") or ()) + 1:
+    least, required = schema.get("minProperties"), schema.get("required")
+    if isinstance(least, int | float) and least > (len(required) if isinstance(required, list) else 0) + 1:
         raise UnsupportedFeatureError(
             f"the JSON schema has minProperties={least}, which cannot be enforced (a key may come twice); "
             "name the keys in required"

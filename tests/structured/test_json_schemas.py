@@ -1,6 +1,7 @@
 """What a compiled schema allows is what the schema says: random ways through generated schemas, checked with jsonschema."""
 
 import json
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -175,3 +176,39 @@ def test_the_given_schema_is_left_as_it_is() -> None:
     assert json.dumps(schema) == before
     assert bounded["anyOf"][0]["minimum"] == pytest.approx(1e-9)
     assert "uniqueItems" not in bounded
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"exclusiveMinimum": math.inf},
+        {"exclusiveMaximum": 10**400},
+        {"multipleOf": 10**400},
+        {"minProperties": math.nan},
+        {"enum": [{1, 2}]},
+        {"enum": [b"bytes"]},
+    ],
+)
+def test_what_is_no_json_is_refused_by_type(schema: dict[str, Any]) -> None:
+    """Tools bring their schemas as they are, past the checks of StructuredOutputsParams."""
+    with pytest.raises(InvalidRequestError, match="no JSON"):
+        bounded_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"required": 3, "minProperties": 1},
+        {"required": "a"},
+        {"patternProperties": [1]},
+        {"anyOf": {"type": "integer"}},
+        {"items": 3},
+        {"properties": {"a": 3}},
+        {"type": "string", "pattern": 3},
+        {"multipleOf": "x"},
+        {"minimum": "x"},
+    ],
+)
+def test_malformed_schemas_raise_nothing_else(compiler: GrammarCompiler, schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError):
+        compiled(compiler, schema)
