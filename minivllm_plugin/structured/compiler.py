@@ -22,6 +22,7 @@ __all__ = ["CompiledGrammar", "GrammarCompiler"]
 
 KEPT_GRAMMARS = 128
 COMPILE_SECONDS = 10.0
+MAX_PLACES = 16_384  # in a grammar at once: an object with thousands of optional properties has as many
 MAX_COMPILING = 4  # at once; more wait, within their time
 # What llguidance says of things that are well formed, but beyond it.
 BEYOND = ("Unimplemented", "Unknown format", "not supported", "only supported", "not disjoint")
@@ -118,9 +119,14 @@ class GrammarCompiler:
             raise
         except ValueError as error:
             raise InvalidRequestError(f"the {params.kind} constraint is malformed: {error}") from error
-        matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0)
+        limits = llguidance.LLParserLimits(max_items_in_row=MAX_PLACES, verbose_errors=False)
+        matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(params, matcher.get_error())
+        first = matcher.deep_copy()
+        first.compute_bitmask()  # what is too wide for the library shows here, mostly
+        if first.is_error():
+            raise _refusal(params, first.get_error())
         return CompiledGrammar(params, matcher, self._vocab_size)
 
     def _vocabulary_of(self, llguidance: Any) -> Any:
@@ -160,7 +166,9 @@ def _grammar(llguidance: Any, params: StructuredOutputsParams) -> str:
         return str(matcher.grammar_from_regex(params.regex))
     if params.kind == "choice":
         assert params.choice is not None
-        return str(matcher.grammar_from_lark("start: " + " | ".join(json.dumps(choice) for choice in params.choice)))
+        # A terminal, which is one automaton: as a rule, thousands of them with one beginning would be too many for the parser.
+        choices = " | ".join(json.dumps(choice) for choice in params.choice)
+        return str(matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}\n"))
     if params.kind == "grammar":
         return str(llguidance.grammar_from("grammar", params.grammar))
     assert params.structural_tag is not None

@@ -279,6 +279,43 @@ def test_company_preemption_and_chunks_change_nothing(
                 assert stream.output.outputs[0].token_ids == tokens[: len(stream.output.outputs[0].token_ids)]
 
 
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    wanted=st.lists(st.tuples(requests, filters), min_size=3, max_size=3),
+    num_blocks=st.sampled_from([10, 100]),
+    budget=st.sampled_from([2, 64]),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_a_seed_gives_the_same_tokens_under_all_parameters(
+    wanted: list[tuple[dict[str, Any], dict[str, Any]]], num_blocks: int, budget: int, seed: int
+) -> None:
+    params = [SamplingParams(seed=seed, max_tokens=14, **{"ignore_eos": True, **one, **two}) for one, two in wanted]
+    prompts = [[5, 6, 7, 8, 9, 2], [5, 6, 7, 8, 3], [4]]
+
+    def run(blocks: int, tokens: int, together: bool) -> list[list[int]]:
+        options = {"max_num_batched_tokens": tokens, "max_num_sequences": min(tokens, 3)}
+        llm, _ = scripted_llm(num_blocks=blocks, vocab_size=VOCAB, runner=LogitsRunner, end_token_ids=ENDS, options=options)
+        with llm:
+            streams = []
+            for prompt, one in zip(prompts, params, strict=True):
+                streams.append(llm.submit(prompt, one))
+                if not together:
+                    wait_for(streams[-1])
+            for stream in streams:
+                wait_for(stream)
+            return [stream.output.outputs[0].token_ids for stream in streams]
+
+    assert run(num_blocks, budget, together=True) == run(100, 64, together=False)
+
+
+def wait_for(stream: Any) -> None:
+    """To its end, be it that its parameters leave no token at some place."""
+    try:
+        stream.result()
+    except RequestFailedError:
+        return
+
+
 def test_a_nan_row_fails_alone_and_with_its_cause() -> None:
     bad = HashedLogits(VOCAB)
 

@@ -5,9 +5,11 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import llguidance
 import pytest
 
 from minivllm_plugin import SamplingParams
@@ -217,3 +219,32 @@ def test_matchers_of_one_grammar_do_not_share_their_place(compiler: GrammarCompi
     assert first.consume_tokens(byte_tokenizer.encode("b"))
     assert first.is_accepting()
     assert second.is_accepting()
+
+
+def test_thousands_of_choices_with_one_beginning(compiler: GrammarCompiler, walk: Any, accepts: Accepts) -> None:
+    choices = [f"answer {number}" for number in range(MAX_CHOICES)]
+    compiled = compiler.compile(StructuredOutputsParams(choice=choices))
+    assert {walk(compiled, random.Random(seed)) for seed in range(20)} <= set(choices)
+    assert accepts(compiled, "answer 4")
+    assert accepts(compiled, "answer 4095")
+    assert not accepts(compiled, "answer 4096")
+
+
+def test_what_is_too_wide_for_the_library_is_refused_before_it_is_queued(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ambiguous grammar whose very first mask has too many ways; for so small a vocabulary, with a lower limit."""
+    monkeypatch.setattr(llguidance, "LLParserLimits", partial(llguidance.LLParserLimits, step_max_items=10))
+    with pytest.raises(InvalidRequestError, match="Too many items"):
+        compiler.compile(StructuredOutputsParams(grammar='start: x\nx: x x | /[a-z]/ | /[ ]/ | x "a" x'))
+
+
+def test_an_object_with_thousands_of_optional_properties(compiler: GrammarCompiler, accepts: Accepts) -> None:
+    schema = {
+        "type": "object",
+        "properties": {f"key{n}": {"type": "integer"} for n in range(2500)},
+        "additionalProperties": False,
+    }
+    compiled = compiler.compile(StructuredOutputsParams(json=schema))
+    assert accepts(compiled, '{"key7":1,"key2499":2}')
+    assert not accepts(compiled, '{"key2500":1}')
