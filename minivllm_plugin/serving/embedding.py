@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from minivllm_plugin.errors import InvalidRequestError, RequestAbortedError, RequestTimeoutError
+from minivllm_plugin.errors import EngineError, InvalidRequestError, RequestAbortedError, RequestTimeoutError
 from minivllm_plugin.serving.outbox import Ended, Failed, Item, Outbox
 
 __all__ = ["EmbeddingOutput", "EmbeddingRequest", "shortened"]
@@ -58,6 +58,8 @@ class EmbeddingRequest:
                 self._digest(self._outbox.wait(self._remaining(), for_end=True))
         except InvalidRequestError:  # somebody else waits, and goes on; or it has ended
             raise
+        except EngineError:  # nobody is left to abort it, or it is not for this thread to wait
+            raise
         except BaseException:
             self.close()
             raise
@@ -75,6 +77,8 @@ class EmbeddingRequest:
                     items = []
                 self._digest(items)
         except InvalidRequestError:
+            raise
+        except EngineError:  # nobody is left to abort it, or it is not for this thread to wait
             raise
         except BaseException:
             self.close()

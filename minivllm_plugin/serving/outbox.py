@@ -13,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minivllm_plugin.engine.llm_engine import RequestProgress
-from minivllm_plugin.errors import EngineDeadError, InvalidRequestError
+from minivllm_plugin.errors import EngineDeadError, EngineError, InvalidRequestError
 from minivllm_plugin.serving.outputs import RequestMetrics
 
-__all__ = ["Ended", "Failed", "Item", "Outbox"]
+__all__ = ["ENGINE_THREAD_PREFIX", "Ended", "Failed", "Item", "Outbox"]
+
+ENGINE_THREAD_PREFIX = "minivllm-engine-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class Outbox:
         Raises:
             InvalidRequestError: somebody else is waiting; one of the two would never hear of the end.
             EngineDeadError: this is a forked child, where nobody puts anything any more.
+            EngineError: this is an engine's thread, in a hook: while it waits, nothing is put.
         """
         ready = threading.Event()
         bell = self._hang(_Bell(ready.set, for_end))
@@ -127,6 +130,10 @@ class Outbox:
         if os.getpid() != self._pid:
             raise EngineDeadError(
                 f"this stream belongs to process {self._pid}: threads do not survive a fork; make a new LLM here"
+            )
+        if threading.current_thread().name.startswith(ENGINE_THREAD_PREFIX):
+            raise EngineError(
+                "this call came from an engine's own thread and would wait for itself; hand the work to another thread"
             )
         if self._bell is not None:
             raise InvalidRequestError("another thread or task is reading this stream; it has one reader at a time")

@@ -30,7 +30,7 @@ from minivllm_plugin.errors import (
     QueueFullError,
 )
 from minivllm_plugin.serving.live_requests import LiveRequests, Request
-from minivllm_plugin.serving.outbox import Failed
+from minivllm_plugin.serving.outbox import ENGINE_THREAD_PREFIX, Failed
 
 __all__ = ["EngineService", "Lifecycle"]
 
@@ -93,7 +93,7 @@ class EngineService:
         self._gate = threading.Lock()
         self._started = threading.Event()
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._main, name=f"minivllm-engine-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._main, name=f"{ENGINE_THREAD_PREFIX}{name}", daemon=True)
         self._thread.start()
         weakref.finalize(self, _stop_thread, self._inbox, self._thread, self._started).atexit = True
 

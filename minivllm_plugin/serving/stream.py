@@ -19,6 +19,7 @@ from typing import Any, Self
 from minivllm_plugin.engine.llm_engine import RequestProgress
 from minivllm_plugin.engine.logprobs import TokenLogprobs
 from minivllm_plugin.errors import (
+    EngineError,
     InvalidRequestError,
     MinivllmError,
     RequestAbortedError,
@@ -45,6 +46,7 @@ class RequestStream:
         RequestTimeoutError: the deadline passed.
         RequestFailedError: this request failed.
         EngineDeadError, EngineClosedError: the engine went away.
+        EngineError: an engine's own thread, in a hook, would wait for itself; the request goes on.
         InvalidRequestError: another thread or task is reading; its stream goes on.
     """
 
@@ -114,7 +116,7 @@ class RequestStream:
         while not self.finished:
             try:
                 delta = self._digest(self._outbox.take() or self._outbox.wait(self._remaining()))
-            except InvalidRequestError:  # somebody else reads, and goes on
+            except (InvalidRequestError, EngineError):  # somebody else reads, and goes on; or it is not for this thread to wait
                 raise
             except BaseException:  # KeyboardInterrupt while waiting, too
                 self.close()
@@ -137,7 +139,7 @@ class RequestStream:
         try:
             while not self.finished:
                 self._digest(self._outbox.wait(self._remaining(), for_end=not self._has_stop_strings))
-        except InvalidRequestError:  # somebody else reads, and goes on
+        except (InvalidRequestError, EngineError):
             raise
         except BaseException:
             self.close()
@@ -208,7 +210,7 @@ class RequestStream:
                 return await self._outbox.wait_async(for_end=for_end)
         except TimeoutError:
             return []  # _digest says what that means
-        except InvalidRequestError:  # somebody else reads, and goes on
+        except (InvalidRequestError, EngineError):
             raise
         except BaseException:  # CancelledError above all
             self.close()

@@ -1,15 +1,18 @@
 """A hook that calls back into the engine it was called from gets an EngineError that says what to do instead."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from plugin_bench import Bench, make_plugin
+from waiting import wait_until
 
 from minivllm_plugin.errors import EngineError, RequestAbortedError
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.serving.llm import LLM
+from minivllm_plugin.serving.stream import RequestStream
 from minivllm_plugin.testing import LedgerRunner, scripted_llm
 
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -93,6 +96,46 @@ def test_a_live_engine_refuses_on_its_own_thread(hook: str, call: Callable[[LLM]
         assert llm.is_healthy
     assert caught
     assert "came from the engine's own thread and would wait for itself; hand the work to another thread" in str(caught[0])
+    assert llm.plugins()[0].errors == ()
+
+
+READS: dict[str, Callable[[RequestStream], object]] = {
+    "result": lambda stream: stream.result(timeout=20),
+    "iterate": lambda stream: list(stream),
+    "aresult": lambda stream: asyncio.run(_aresult(stream)),
+    "async for": lambda stream: asyncio.run(_collect(stream)),
+}
+
+
+async def _aresult(stream: RequestStream) -> object:
+    return await stream.aresult(timeout=20)
+
+
+async def _collect(stream: RequestStream) -> list[object]:
+    return [delta async for delta in stream]
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@pytest.mark.parametrize("hook", ["step_started", "request_finished"])
+def test_a_stream_is_not_waited_for_inside_a_hook_and_goes_on(hook: str, read: Callable[[RequestStream], object]) -> None:
+    caught: list[str] = []
+    streams: list[RequestStream] = []
+    gate = threading.Event()
+
+    def back() -> None:
+        try:
+            for stream in streams:  # none yet if the engine is quicker than this test
+                read(stream)
+        except EngineError as error:
+            caught.append(str(error))
+
+    llm, _ = scripted_llm(options={"plugins": [make_plugin(**{hook: back})]}, gate=gate)
+    with llm:
+        streams.append(llm.submit([1, 2, 3], PARAMS))
+        gate.set()
+        wait_until(lambda: len(caught) > 0)
+        assert len(streams[0].result(timeout=20).outputs[0].token_ids) == 6
+    assert "hand the work to another thread" in caught[0]
     assert llm.plugins()[0].errors == ()
 
 
