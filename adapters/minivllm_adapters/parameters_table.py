@@ -47,6 +47,7 @@ IGNORED: Mapping[str, str] = {
     "user": "names the end user; nothing here differs by user",
     "safety_identifier": "names the end user to a hosted provider's abuse desk",
     "prompt_cache_key": "a routing hint between servers; the prefix cache finds shared prefixes by their tokens",
+    "prompt_cache_options": "for a hosted cache; ours needs no options",
     "prompt_cache_retention": "a hosted cache's lifetime; ours keeps a prefix until its blocks are needed",
     "extra_headers": "there is no HTTP request to put them on",
 }
@@ -60,6 +61,7 @@ NEUTRAL_ONLY: Mapping[str, tuple[object, ...]] = {
     "length_penalty": (1,),
     "logits_processors": ([],),
     "modalities": (["text"],),
+    "moderation": (),
     "prediction": (),
     "service_tier": ("auto", "default"),
     "store": (False,),

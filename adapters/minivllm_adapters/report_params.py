@@ -6,6 +6,7 @@ from typing import Any
 
 from minivllm_adapters.value_checks import flag, integer
 from minivllm_plugin.errors import InvalidRequestError, UnsupportedFeatureError
+from minivllm_plugin.sampling_parameters import MAX_LOGPROBS
 
 __all__ = ["REPORT", "ReportPlan", "wanted_report"]
 
@@ -70,6 +71,8 @@ def _best_of(wanted: Mapping[str, Any], choices: int, *, stream: bool, text_comp
 
 def _logprobs(wanted: Mapping[str, Any], *, text_completion: bool) -> int | None:
     asked, top = wanted.get("logprobs", False), integer(wanted, "top_logprobs", 0)
+    if not 0 <= top <= MAX_LOGPROBS:
+        raise InvalidRequestError(f"top_logprobs={top} must be between 0 and {MAX_LOGPROBS}")
     if text_completion and asked is not False:
         raise UnsupportedFeatureError(
             "logprobs of a text completion do not get through LiteLLM; use litellm.completion(logprobs=True, top_logprobs=…)"

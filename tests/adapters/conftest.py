@@ -39,6 +39,7 @@ def _helper(name: str) -> ModuleType:
 
 _helper("fake_completion")
 fake_llm = _helper("fake_llm")
+_helper("parameter_matrix")
 live_engine = _helper("live_engine")
 
 
