@@ -1,49 +1,20 @@
-"""What a request does to its logits, against definitions written out in plain Python; and that company changes nothing.
-
-The definitions are vLLM's, in vLLM's order: allowed tokens, bad words, min_tokens, bias, repetition, frequency and presence
-penalty; then temperature, min_p, top_k, top_p.
-"""
+"""What a request does to its logits, against definitions written out in plain Python; and what is refused."""
 
 import math
-from collections.abc import Iterator
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling_definitions import ENDS, VOCAB, defined, distribution, filters, requests, some_tokens, token_ids
 
-from minivllm_plugin import LLM, SamplingParams
+from minivllm_plugin import SamplingParams
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
-from minivllm_plugin.errors import InvalidRequestError, RequestFailedError, UnsupportedFeatureError
+from minivllm_plugin.errors import InvalidRequestError, UnsupportedFeatureError
 from minivllm_plugin.runner.adjustments import adjust_logits
 from minivllm_plugin.runner.sampler import sample, uniform
-from minivllm_plugin.testing import HashedLogits, LogitsRunner, scripted_llm
-
-VOCAB = 23
-ENDS = (0, 1)
-token_ids = st.integers(0, VOCAB - 1)
-some_tokens = st.lists(token_ids, min_size=1, max_size=4)
-requests = st.fixed_dictionaries(
-    {},
-    optional={
-        "allowed_token_ids": st.lists(token_ids, min_size=3, max_size=12),
-        "bad_words_token_ids": st.lists(some_tokens, max_size=5),
-        "min_tokens": st.integers(0, 6),
-        "stop_token_ids": st.lists(st.integers(2, VOCAB - 1), max_size=2),
-        "ignore_eos": st.booleans(),
-        "logit_bias": st.dictionaries(token_ids, st.floats(-200, 200), max_size=4),
-        "presence_penalty": st.floats(-2, 2),
-        "frequency_penalty": st.floats(-2, 2),
-        "repetition_penalty": st.floats(0.1, 5),
-    },
-)
-filters = st.fixed_dictionaries(
-    {"temperature": st.floats(0.1, 3)},
-    optional={"top_k": st.integers(-1, VOCAB), "top_p": st.floats(0.05, 1), "min_p": st.floats(0, 1)},
-)
+from minivllm_plugin.testing import scripted_llm
 
 
 def make(prompt: list[int], completion: list[int], **params: Any) -> Sequence:
@@ -51,47 +22,6 @@ def make(prompt: list[int], completion: list[int], **params: Any) -> Sequence:
     for token in completion:
         seq.append_token(token)
     return seq
-
-
-def defined(logits: list[float], prompt: list[int], completion: list[int], params: SamplingParams) -> list[float]:
-    """The adjusted logits, one token at a time."""
-    out = list(logits)
-    for token in range(len(out)):
-        if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
-            out[token] = -math.inf
-        for word in params.bad_words_token_ids:
-            before = list(word[:-1])
-            if word[-1] == token and (completion[-len(before) :] if before else []) == before and len(completion) >= len(before):
-                out[token] = -math.inf
-        ends = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else set(ENDS))
-        if len(completion) < params.min_tokens and token in ends:
-            out[token] = -math.inf
-        out[token] += max(-100.0, min(100.0, (params.logit_bias or {}).get(token, 0.0)))
-        if token in prompt or token in completion:
-            penalty = params.repetition_penalty
-            out[token] = out[token] / penalty if out[token] > 0 else out[token] * penalty
-        out[token] -= params.frequency_penalty * completion.count(token)
-        out[token] -= params.presence_penalty * (token in completion)
-    return out
-
-
-def distribution(logits: list[float], params: SamplingParams) -> list[float]:
-    """The probabilities that are left after all filters, not normalised."""
-    peak = max(logits)
-    weights = [math.exp((value - peak) / params.temperature) for value in logits]
-    total = sum(weights)
-    chances = [weight / total for weight in weights]
-    kept = [token for token in range(len(chances)) if chances[token] > 0 and chances[token] >= params.min_p * max(chances)]
-    kept.sort(key=lambda token: -chances[token])
-    kept = kept[: params.top_k] if params.top_k > 0 else kept
-    mass = sum(chances[token] for token in kept)
-    nucleus, before = [], 0.0
-    for token in kept:
-        if nucleus and before >= params.top_p * mass:
-            break
-        nucleus.append(token)
-        before += chances[token]
-    return [chances[token] if token in nucleus else 0.0 for token in range(len(chances))]
 
 
 def raw(seed: int, scale: float = 3.0) -> torch.Tensor:
@@ -230,155 +160,3 @@ def test_bad_words_need_a_tokenizer() -> None:
     llm, _ = scripted_llm()
     with llm, pytest.raises(UnsupportedFeatureError, match="bad_words_token_ids"):
         llm.submit([1], SamplingParams(bad_words=["x"]))
-
-
-# --- in the engine ----------------------------------------------------------------------------------------------------
-
-
-def completion_by_definition(prompt: list[int], params: SamplingParams) -> list[int]:
-    """The greedy completion that a request must get, with no engine at all."""
-    seq, logits_of = Sequence(prompt, sampling_params=params), HashedLogits(VOCAB)
-    while seq.num_completion_tokens < (params.max_tokens or 0):
-        adjusted = defined(list(logits_of(seq)), prompt, seq.completion_token_ids, params)
-        seq.append_token(max(range(VOCAB), key=lambda token: adjusted[token]))
-        ended = seq.last_token in (*params.stop_token_ids, *(() if params.ignore_eos else ENDS[:1]))  # type: ignore[misc]
-        if ended and seq.num_completion_tokens >= params.min_tokens:
-            break
-    return seq.completion_token_ids
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    wanted=st.lists(requests, min_size=3, max_size=3),
-    num_blocks=st.sampled_from([10, 12, 100]),
-    budget=st.sampled_from([2, 5, 64]),
-    cached=st.booleans(),
-)
-def test_company_preemption_and_chunks_change_nothing(
-    wanted: list[dict[str, Any]], num_blocks: int, budget: int, cached: bool
-) -> None:
-    params = [
-        SamplingParams(temperature=0.0, max_tokens=14, **{"ignore_eos": True, **one, "min_tokens": one.get("min_tokens", 0)})
-        for one in wanted
-    ]
-    prompts = [[5, 6, 7, 8, 9, 2], [5, 6, 7, 8, 3], [4]]
-    expected = [completion_by_definition(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
-    llm, _ = scripted_llm(
-        num_blocks=num_blocks,
-        vocab_size=VOCAB,
-        runner=LogitsRunner,
-        end_token_ids=ENDS,
-        options={"max_num_batched_tokens": budget, "max_num_sequences": min(budget, 3), "enable_prefix_caching": cached},
-    )
-    with llm:
-        streams = [llm.submit(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
-        for stream, tokens in zip(streams, expected, strict=True):
-            try:
-                assert stream.result().outputs[0].token_ids == tokens
-            except RequestFailedError:  # its own parameters leave no token at some place
-                assert stream.output.outputs[0].token_ids == tokens[: len(stream.output.outputs[0].token_ids)]
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    wanted=st.lists(st.tuples(requests, filters), min_size=3, max_size=3),
-    num_blocks=st.sampled_from([10, 100]),
-    budget=st.sampled_from([2, 64]),
-    seed=st.integers(0, 2**64 - 1),
-)
-def test_a_seed_gives_the_same_tokens_under_all_parameters(
-    wanted: list[tuple[dict[str, Any], dict[str, Any]]], num_blocks: int, budget: int, seed: int
-) -> None:
-    params = [SamplingParams(seed=seed, max_tokens=14, **{"ignore_eos": True, **one, **two}) for one, two in wanted]
-    prompts = [[5, 6, 7, 8, 9, 2], [5, 6, 7, 8, 3], [4]]
-
-    def run(blocks: int, tokens: int, together: bool) -> list[list[int]]:
-        options = {"max_num_batched_tokens": tokens, "max_num_sequences": min(tokens, 3)}
-        llm, _ = scripted_llm(num_blocks=blocks, vocab_size=VOCAB, runner=LogitsRunner, end_token_ids=ENDS, options=options)
-        with llm:
-            streams = []
-            for prompt, one in zip(prompts, params, strict=True):
-                streams.append(llm.submit(prompt, one))
-                if not together:
-                    wait_for(streams[-1])
-            for stream in streams:
-                wait_for(stream)
-            return [stream.output.outputs[0].token_ids for stream in streams]
-
-    assert run(num_blocks, budget, together=True) == run(100, 64, together=False)
-
-
-def wait_for(stream: Any) -> None:
-    """To its end, be it that its parameters leave no token at some place."""
-    try:
-        stream.result()
-    except RequestFailedError:
-        return
-
-
-def test_a_nan_row_fails_alone_and_with_its_cause() -> None:
-    bad = HashedLogits(VOCAB)
-
-    def logits(seq: Sequence) -> list[float]:
-        return [math.nan] * VOCAB if seq.request_id == "bad" and seq.num_completion_tokens == 3 else list(bad(seq))
-
-    llm, _ = scripted_llm(vocab_size=VOCAB, runner=LogitsRunner, logits=logits)
-    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, repetition_penalty=1.3, logprobs=1)
-    with llm:
-        expected = llm.generate([3, 4], params, use_tqdm=False)[0].outputs[0].token_ids
-        failing, other = llm.submit([9], params, request_id="bad"), llm.submit([3, 4], params)
-        with pytest.raises(RequestFailedError, match="not finite"):
-            failing.result()
-        assert len(failing.output.outputs[0].token_ids) == 3
-        assert other.result().outputs[0].token_ids == expected
-
-
-# --- with words -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def llm(smollm2_gguf: Path) -> Iterator[LLM]:
-    with LLM("smollm2-135m", max_model_len=512) as llm:
-        yield llm
-
-
-PROMPT = "The capital of France is"
-
-
-@pytest.mark.model
-def test_bad_words_do_not_come_alone_nor_after_a_space(llm: LLM) -> None:
-    greedy = SamplingParams(temperature=0.0, max_tokens=24)
-    plain = llm.generate(PROMPT, greedy, use_tqdm=False)[0].outputs[0].text
-    assert " Paris" in plain
-    for words in (["Paris"], [" Paris"], ["Paris.", "Paris,", "Paris"], ["capital of", "Paris"]):
-        text = llm.generate(PROMPT, greedy.replace(bad_words=words), use_tqdm=False)[0].outputs[0].text
-        assert not any(word.strip() in text for word in words), (words, text)
-    no_breaks = llm.generate(PROMPT, greedy.replace(bad_words=["\n"], ignore_eos=True), use_tqdm=False)[0].outputs[0]
-    newline = llm.tokenizer.encode("\n", add_special_tokens=False)[0]  # type: ignore[union-attr]
-    assert newline not in no_breaks.token_ids
-    assert " " in no_breaks.text
-
-
-@pytest.mark.model
-def test_the_real_model_obeys_every_parameter(llm: LLM) -> None:
-    greedy = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-    tokens = [output.outputs[0].token_ids for output in llm.generate(
-        [PROMPT] * 6,
-        [
-            greedy,
-            greedy.replace(presence_penalty=2.0, frequency_penalty=2.0),
-            greedy.replace(repetition_penalty=1e30),
-            greedy.replace(allowed_token_ids=[100, 200, 300]),
-            greedy.replace(logit_bias={"1234": 100}),
-            greedy.replace(logit_bias={1234: 100}, presence_penalty=2.0, bad_words_token_ids=[[1234, 1234]]),
-        ],
-        use_tqdm=False,
-    )]  # fmt: skip
-    plain, penalised, never, allowed, biased, alternating = tokens
-    assert len(set(never)) == 16
-    assert not set(never) & set(llm.tokenizer.encode(PROMPT))  # type: ignore[union-attr]
-    assert len(set(penalised)) >= len(set(plain))
-    assert set(allowed) <= {100, 200, 300}
-    assert biased == [1234] * 16
-    assert 1234 in alternating
-    assert all(pair != (1234, 1234) for pair in pairwise(alternating))

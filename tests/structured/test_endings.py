@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.errors import RequestFailedError
 from minivllm_plugin.serving.tokenizer import Tokenizer
 from minivllm_plugin.structured import StructuredOutputsParams
+from minivllm_plugin.structured.compiler import GrammarCompiler
 from minivllm_plugin.testing import HashedLogits
 
 VOCABULARY = 300
@@ -139,3 +142,22 @@ def test_raw_logprobs_are_those_before_the_mask(engines: Any, preferring: Any) -
     assert set(first) == {output.token_ids[0], *llm.tokenizer.eos_token_ids}
     assert first[output.token_ids[0]].rank > 3
     assert all(entry.logprob <= 0 for entry in first.values())
+
+
+def test_an_end_token_that_is_ordinary_text_cannot_cut_a_string(tmp_path: Path) -> None:
+    """Some models end with a token that is not special: its text is fine inside of a string, the token is not."""
+    import toy_tokenizers
+
+    backend = toy_tokenizers.byte_per_token()
+    backend.add_tokens(["<end>"])
+    plain_end = backend.token_to_id("<end>")
+    ends = {"eos_token_id": [plain_end, backend.token_to_id("</s>")]}
+    tokenizer = Tokenizer.load(toy_tokenizers.save(backend, tmp_path, {"eos_token": "</s>"}, generation_config=ends))
+    assert plain_end in tokenizer.eos_token_ids
+    matcher = GrammarCompiler(tokenizer, 300).compile(StructuredOutputsParams(json={"type": "string"})).new_matcher()
+    letters = [backend.token_to_id(letter) for letter in '"<end>']
+    assert matcher.validate_tokens(letters) == len(letters)
+    assert matcher.validate_tokens([letters[0], plain_end]) == 1
+    assert matcher.consume_tokens([letters[0], letters[0]])
+    allowed = numpy.unpackbits(numpy.frombuffer(matcher.compute_bitmask(), numpy.uint8), bitorder="little")
+    assert set(numpy.flatnonzero(allowed).tolist()) == set(tokenizer.eos_token_ids)
