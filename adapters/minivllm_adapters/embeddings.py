@@ -136,7 +136,7 @@ def _base64(vector: Sequence[float]) -> str:
 
 
 def _prompts(given: object) -> tuple[str | list[int], ...]:
-    if isinstance(given, str):
+    if isinstance(given, str) and given:
         return (given,)
     if not isinstance(given, list) or not given:
         raise InvalidRequestError(

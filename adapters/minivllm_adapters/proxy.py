@@ -97,6 +97,7 @@ class ProxyServer:
                 max_request_bytes=int(self.settings.max_request_mb * 2**20),
                 health=self._health,
                 master_key=self.settings.master_key,
+                is_ending=lambda: self._server is not None and self._server.should_exit,
             )
             self._serve(guard, listener)
 

@@ -90,7 +90,7 @@ def proxy_config(settings: ProxySettings, windows: Mapping[str, int] | None = No
     Args:
         windows: public name -> context window in tokens, of the models that are loaded.
     """
-    callbacks = ["minivllm_adapters.proxy_hooks.embedding_parameters"]
+    callbacks = ["minivllm_adapters.proxy_hooks.request_parameters"]
     general: dict[str, Any] = {
         "cancel_on_disconnect": True,  # else a client that hangs up on a call without stream keeps the engine busy
         "background_health_checks": False,  # LiteLLM's health checks generate text
@@ -117,7 +117,7 @@ def proxy_config(settings: ProxySettings, windows: Mapping[str, int] | None = No
 
 def as_yaml(config: Mapping[str, Any]) -> str:
     """The text of the file."""
-    import yaml  # LiteLLM needs it
+    import yaml  # type: ignore[import-untyped]  # LiteLLM brings it; it has no annotations
 
     return str(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
 

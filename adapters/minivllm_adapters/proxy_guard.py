@@ -25,14 +25,16 @@ GENERATING = frozenset(
     for route in ("/chat/completions", "/completions", "/responses", "/embeddings", "/messages")
 ) - {"/messages"}
 ASKING = frozenset({"/v1/messages/count_tokens", "/utils/token_counter"})
-LOOKING = frozenset(
-    {"/models", "/v1/models", "/model/info", "/v1/model/info", "/metrics", "/health/liveliness", "/health/liveness"}
-    | {"/health/readiness"}
-)
+OPEN = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness"})  # without a key; they say only yes or no
+LOOKING = OPEN | {"/models", "/v1/models", "/model/info", "/v1/model/info", "/metrics"}
 LOOKING_UNDER = ("/models/", "/v1/models/")
 HEALTH = "/health"
 DRAINED_BYTES = 64 * 2**20  # of a refused body: read and thrown away, so that the client gets to see the answer
 DRAINED_SECONDS = 10.0
+NOT_SERVED = (
+    "is not served here: `minivllm serve` opens the model API only (chat, completions, responses, messages, embeddings, models, "
+    "health, metrics); run LiteLLM's own proxy for the rest"
+)
 RETRY_AFTER = "1"  # seconds
 
 # status -> (OpenAI's type and code, Anthropic's type)
@@ -53,7 +55,9 @@ class Guard:
         max_parallel: requests on generating routes at a time; one more is answered 429.
         max_request_bytes: of a body; more is answered 413, before anything of it is parsed.
         health: what ``GET /health`` says: whether all is well, and the details, which only holders of the key see.
-        master_key: None: everybody may see them.
+        master_key: what requests must carry, as a bearer token or ``x-api-key``; None lets everybody in. Asked for here, not by
+            LiteLLM, which answers a wrong key with 400 when it has no database.
+        is_ending: whether the server has been told to end, and what is cancelled is cancelled for that.
 
     Attributes:
         num_active: generating requests now.
@@ -67,19 +71,25 @@ class Guard:
         max_request_bytes: int,
         health: Callable[[], tuple[bool, dict[str, Any]]],
         master_key: str | None,
+        is_ending: Callable[[], bool] = lambda: False,
     ) -> None:
         self._app = app
         self._max_parallel = max_parallel
         self._max_request_bytes = max_request_bytes
         self._health = health
         self._master_key = master_key
+        self._is_ending = is_ending
         self.num_active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await self._http(scope, receive, send)
+            try:
+                await self._http(scope, receive, send)
+            except asyncio.CancelledError:
+                if not self._is_ending():  # the server cuts the connection; it need not log how deep in LiteLLM that was
+                    raise
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": "there are no websockets here"})
@@ -89,11 +99,9 @@ class Guard:
         if path == HEALTH and method in ("GET", "HEAD"):
             await self._answer_health(scope, send)
         elif not _is_served(path, method):
-            what = (
-                f"{method} {path} is not served here: `minivllm serve` opens the model API only (chat, completions, responses, "
-            )
-            what += "messages, embeddings, models, health, metrics); run LiteLLM's own proxy for the rest"
-            await _refuse(scope, send, 404, what)
+            await _refuse(scope, send, 404, f"{method} {path} {NOT_SERVED}")
+        elif method != "OPTIONS" and path not in OPEN and not self._may_enter(scope):
+            await _refuse(scope, send, 401, "the key is missing or wrong; send `Authorization: Bearer <master key>`")
         elif path == "/metrics":
             # prometheus_client writes the colon of our names as an underscore for clients that prefer OpenMetrics.
             headers = [(name, value) for name, value in scope["headers"] if name != b"accept"]
@@ -142,9 +150,12 @@ class Guard:
     async def _answer_health(self, scope: Scope, send: Send) -> None:
         is_well, details = self._health()
         answer: dict[str, Any] = {"status": "healthy" if is_well else "unhealthy"}
-        if self._master_key is None or _knows(scope, self._master_key):
+        if self._may_enter(scope):
             answer |= {"num_active_requests": self.num_active, **details}
         await _send_json(send, 200 if is_well else 503, answer)
+
+    def _may_enter(self, scope: Scope) -> bool:
+        return self._master_key is None or _knows(scope, self._master_key)
 
 
 def _is_served(path: str, method: str) -> bool:

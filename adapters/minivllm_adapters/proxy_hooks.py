@@ -1,10 +1,11 @@
 """What a LiteLLM proxy needs beside the provider, as one of its ``callbacks``::
 
     litellm_settings:
-      callbacks: ["minivllm_adapters.proxy_hooks.embedding_parameters"]
+      callbacks: ["minivllm_adapters.proxy_hooks.request_parameters"]
 
 LiteLLM refuses the parameters of OpenAI's embeddings API for custom providers, and its proxy turns token ids into text with
-another model's tokenizer. OpenAI's own client sends ``encoding_format`` with every call. Runs on the proxy's event loop, once a
+another model's tokenizer. OpenAI's own client sends ``encoding_format`` with every call. A ``timeout`` in the request is not used
+for streams, unless it is called ``stream_timeout``. Runs on the proxy's event loop, once a
 request; requests for other providers' models are left alone. Imports LiteLLM.
 """
 
@@ -16,14 +17,15 @@ from litellm.integrations.custom_logger import CustomLogger
 
 from minivllm_adapters.errors import PROVIDER
 
-__all__ = ["EmbeddingParameters", "embedding_parameters"]
+__all__ = ["RequestParameters", "request_parameters"]
 
 MOVED = ("dimensions", "encoding_format", "user")
-CALLS = ("embeddings", "aembedding", "embedding")
+EMBEDDING_CALLS = ("embeddings", "aembedding", "embedding")
 
 
-class EmbeddingParameters(CustomLogger):
-    """Carries ``dimensions``, ``encoding_format`` and token ids of an embedding call past LiteLLM's checks."""
+class RequestParameters(CustomLogger):
+    """Carries parameters past LiteLLM's checks: of embeddings ``dimensions``, ``encoding_format`` and token ids, of streams
+    ``timeout``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,12 +34,15 @@ class EmbeddingParameters(CustomLogger):
             takes_token_ids.append(PROVIDER)
 
     async def async_pre_call_hook(self, user_api_key_dict: Any, cache: Any, data: Any, call_type: Any) -> Any:
-        """Move them into ``extra_body``, which LiteLLM hands on as it is. None leaves the call as it came."""
-        if call_type not in CALLS or not isinstance(data, dict) or not _is_ours(data.get("model")):
+        """Put them where LiteLLM hands them on as they are. None leaves the call as it came."""
+        if not isinstance(data, dict) or not _is_ours(data.get("model")):
             return None
-        moved = {name: data.pop(name) for name in MOVED if name in data}
-        if moved:
-            data["extra_body"] = {**(data.get("extra_body") or {}), **moved}
+        if call_type in EMBEDDING_CALLS:
+            moved = {name: data.pop(name) for name in MOVED if name in data}
+            if moved:
+                data["extra_body"] = {**(data.get("extra_body") or {}), **moved}
+        elif data.get("stream") is True and data.get("timeout") is not None:
+            data.setdefault("stream_timeout", data["timeout"])
         return data
 
 
@@ -49,4 +54,4 @@ def _is_ours(model: object) -> bool:
     return all(name.startswith(f"{PROVIDER}/") for name in names)
 
 
-embedding_parameters = EmbeddingParameters()
+request_parameters = RequestParameters()

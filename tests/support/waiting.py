@@ -6,10 +6,10 @@ from collections.abc import Callable
 LIMIT_SECONDS = 20.0
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Return as soon as ``condition()`` holds; fail after 20 seconds."""
-    end = time.monotonic() + LIMIT_SECONDS
+def wait_until(condition: Callable[[], bool], seconds: float = LIMIT_SECONDS) -> None:
+    """Return as soon as ``condition()`` holds; fail after ``seconds``."""
+    end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
-            raise AssertionError(f"did not become true within {LIMIT_SECONDS:g} s")
+            raise AssertionError(f"did not become true within {seconds:g} s")
         time.sleep(0.001)
