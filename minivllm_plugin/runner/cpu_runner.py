@@ -6,9 +6,11 @@ Same interface as :class:`minivllm_plugin.runner.model_runner.ModelRunner`; torc
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+import torch
+
 from minivllm_kernels.cpu.decoder import CpuDecoder
 from minivllm_kernels.dispatch import BackendTable, using
-from minivllm_plugin.engine.sequence import Sequence
+from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
 from minivllm_plugin.runner.rows import LogitRows
 from minivllm_plugin.runner.sampler import sample
 
@@ -32,6 +34,8 @@ class CpuRunner:
         processors: the logits processors of plugins; None when there are none.
     """
 
+    can_pool = True
+
     def __init__(self, decoder: CpuDecoder, end_token_ids: Collection[int], backends: BackendTable | None = None) -> None:
         self.processors: LogitsPipeline | None = None
         self._backends = backends
@@ -50,8 +54,13 @@ class CpuRunner:
             token_ids += seq.token_ids[start:end]
             query_lens.append(end - start)
             seq_lens.append(end)
-        logits = self._decoder.forward(token_ids, query_lens, seq_lens, [seq.block_table for seq in seqs], wanted.rows)
+        states = torch.empty(len(wanted.pooled), self._decoder.geometry.hidden_size) if wanted.pooled else None
+        tables = [seq.block_table for seq in seqs]
+        logits = self._decoder.forward(token_ids, query_lens, seq_lens, tables, wanted.rows, wanted.pooled, states)
         tokens = [IGNORED] * len(seqs)
+        if states is not None:
+            for index in wanted.take_embeddings(states, seqs):
+                tokens[index] = FAILED_TOKEN
         logits = wanted.take_prompt_logprobs(logits, seqs)
         if wanted.sampled:
             with using(self._backends):

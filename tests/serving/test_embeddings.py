@@ -17,12 +17,10 @@ from minivllm_plugin.errors import (
     RequestFailedError,
     UnsupportedFeatureError,
 )
-from minivllm_plugin.runner.cpu_runner import CpuRunner
 from minivllm_plugin.serving.embedding import shortened
 from minivllm_plugin.testing import scripted_llm
 
-# The compiled kernels take part as soon as they can.
-KERNELS = ["reference", *(["cpu"] if getattr(CpuRunner, "can_pool", False) else [])]
+KERNELS = ["reference", "cpu"]
 TEXTS = [[5, 9, 11, 3, 60, 7, 7, 20, 31], [5, 9, 11, 3, 60, 7, 7, 8], [44], [1, 2], list(range(40, 70)), [5, 9, 11, 3, 60]]
 
 
@@ -173,12 +171,3 @@ def test_an_engine_without_hidden_states_refuses_and_goes_on() -> None:
             with pytest.raises(UnsupportedFeatureError):
                 handle.result()
         assert llm.generate([1, 2], use_tqdm=False)[0].finished
-
-
-@pytest.mark.skipif("cpu" in KERNELS, reason="the compiled kernels can pool")
-def test_the_compiled_kernels_refuse_until_they_can(checkpoint: tuple[Path, Any]) -> None:
-    with load(checkpoint) as llm:
-        if llm.kernels != "cpu":
-            pytest.skip("no compiled kernels on this machine")
-        with pytest.raises(UnsupportedFeatureError, match="MINIVLLM_KERNELS=reference"):
-            llm.embed(TEXTS, use_tqdm=False)

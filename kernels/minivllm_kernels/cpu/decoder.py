@@ -183,6 +183,8 @@ class CpuDecoder:
         seq_lens: Sequence[int],
         block_tables: Sequence[Sequence[int]],
         last_rows: Sequence[int],
+        pooled_rows: Sequence[int] = (),
+        pooled_states: Tensor | None = None,
     ) -> Tensor:
         """Compute T new tokens of B sequences, side by side, and store their keys and values.
 
@@ -191,6 +193,8 @@ class CpuDecoder:
             query_lens, seq_lens: of each sequence, its new tokens and its length once they are there.
             block_tables: of each sequence, the blocks of all its tokens in order.
             last_rows: the S rows (indices into T) that need logits.
+            pooled_rows: the P rows whose hidden states are wanted.
+            pooled_states: float32 ``[P, hidden_size]``, filled with them, after the last norm.
 
         Returns:
             float32 ``[S, vocab_size]``, a view with padded rows.
@@ -207,6 +211,14 @@ class CpuDecoder:
             row[: len(table)] = table
         rows = np.array(last_rows, dtype=np.int32)
         logits = torch.empty(len(last_rows), self._head_channels)
+        pooled = np.array(pooled_rows, dtype=np.int32)
+        if len(pooled) and (
+            pooled_states is None
+            or pooled_states.shape != (len(pooled), self.geometry.hidden_size)
+            or pooled_states.dtype != torch.float32
+            or not pooled_states.is_contiguous()
+        ):
+            raise ValueError(f"pooled_states must be contiguous float32 [{len(pooled)}, {self.geometry.hidden_size}]")
         batch = Batch(
             sequences=len(block_tables),
             tokens=len(ids),
@@ -218,6 +230,9 @@ class CpuDecoder:
             tables=tables.ctypes.data,
             last_rows=rows.ctypes.data,
             logits=logits.data_ptr(),
+            pooled_rows=pooled.ctypes.data,
+            pooled_states=None if pooled_states is None else pooled_states.data_ptr(),
+            pooled=len(pooled),
         )
         failed = self._library.minivllm_decoder_run(self._handle, ctypes.byref(batch))
         if failed == 1:

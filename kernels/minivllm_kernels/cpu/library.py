@@ -78,6 +78,10 @@ class Batch(ctypes.Structure):
         ("tables", c_void_p),
         ("last_rows", c_void_p),
         ("logits", c_void_p),
+        ("pooled_rows", c_void_p),
+        ("pooled_states", c_void_p),
+        ("pooled", c_int32),
+        ("pad", c_int32),
     ]
 
 

@@ -25,6 +25,9 @@ struct Batch {
   const int32_t *tables;      // [sequences][table_width] block ids
   const int32_t *last_rows;   // [sampled] rows that get logits
   float *logits;              // [sampled][head.channels]
+  const int32_t *pooled_rows;  // [pooled] rows whose hidden states are wanted
+  float *pooled_states;       // [pooled][hidden], after the last norm
+  int32_t pooled, pad;
 };
 
 extern "C" {

@@ -57,6 +57,7 @@ class Decoder {
     pool.run(threads_, [&](int id) {
       embed(batch, id);
       for (int i = 0; i < m_.num_layers; i++) layer(batch, layers_[i], 5 * i, id);
+      if (batch.pooled) pool_states(batch, id);
       if (batch.sampled) head(batch, 5 * m_.num_layers, id);
     });
     took(HEAD, Clock::now());
@@ -275,6 +276,12 @@ class Decoder {
     linear(b, l.gate_up, activated_.data(), m_.intermediate, SILU_MUL, stage + 3, GATE_UP, id);
     quantize(b, activated_.data(), m_.intermediate, l.down, id);
     linear(b, l.down, x_.data(), m_.hidden, ADD, stage + 4, DOWN, id);
+  }
+
+  void pool_states(const Batch &b, int id) {
+    Share mine(b.pooled, id, threads_);
+    for (int r = mine.begin; r < mine.end; r++)
+      rms_norm_row(x_.data() + (size_t)b.pooled_rows[r] * m_.hidden, m_.final_norm, m_.hidden, m_.eps, b.pooled_states + (size_t)r * m_.hidden);
   }
 
   void head(const Batch &b, int stage, int id) {
