@@ -91,7 +91,7 @@ def whole_response(model: str, plan: CallPlan, outputs: Sequence["RequestOutput"
                 message, reason = _message(plan, answer_parser(llm, plan, output.prompt_token_ids), completion.text, reason)
             choice = Choices(index=len(choices), finish_reason=reason, message=message)
             if plan.report.num_top_logprobs is not None:
-                choice.logprobs = chat_logprobs(completion.logprobs, plan.report.num_top_logprobs)
+                choice.logprobs = chat_logprobs(completion.logprobs, plan.report.num_top_logprobs, llm.tokenizer)
             choices.append(choice)
     response = ModelResponse(
         id=response_id(plan.request_id or outputs[0].request_id, chat=plan.messages is not None),

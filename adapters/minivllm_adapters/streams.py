@@ -49,6 +49,7 @@ class _Chunks:
         self._stream = stream
         self._model = model
         self._plan = plan
+        self._tokenizer = llm.tokenizer
         self._make_parser = partial(answer_parser, llm, plan, stream.prompt_token_ids)
         self._factory = ChunkFactory(model, response_id(stream.request_id, chat=plan.messages is not None))
         self._choices: dict[int, _Choice] = {}
@@ -96,7 +97,9 @@ class _Chunks:
         if choice.logprobs and not pieces and is_last:
             pieces.append({"content": ""})
         for piece in pieces:
-            told = chat_logprobs(choice.logprobs, self._plan.report.num_top_logprobs or 0) if choice.logprobs else None
+            told = None
+            if choice.logprobs:
+                told = chat_logprobs(choice.logprobs, self._plan.report.num_top_logprobs or 0, self._tokenizer)
             choice.logprobs = []
             self._ready.append(self._factory.piece(index, told, **piece))
 

@@ -134,6 +134,11 @@ class Tokenizer:
         """Text of these tokens; ids outside the vocabulary have none. Invalid UTF-8 becomes U+FFFD."""
         return self._pieces.decode(token_ids, self.special_ids if skip_special_tokens else NO_IDS)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for: half a character is half its bytes. Empty where a vocabulary does not spell bytes."""
+        piece = self._pieces.piece(token_id)
+        return piece.encode() if isinstance(piece, str) else piece
+
     def text_stream(self, *, skip_special_tokens: bool = True, context_ids: Sequence[int] = ()) -> TextStream:
         """A decoder for one request's tokens, which continue ``context_ids``."""
         return self._pieces.stream(self.special_ids if skip_special_tokens else NO_IDS, context_ids)

@@ -147,6 +147,21 @@ def test_log_probabilities_are_those_before_any_parameter(model: Live, letters: 
     assert all(len(entry.top_logprobs) == 20 for entry in content)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_bytes_of_half_a_character_are_its_own(model: Live, stream: bool) -> None:
+    pepper = model.ids("🌶")
+    params: dict[str, Any] = {"guided_regex": "🌶a", "logprobs": True, "top_logprobs": 1, "stream": stream}
+    answer = _ask(**params)
+    found = (
+        [c.choices[0].logprobs for c in answer if getattr(c.choices[0], "logprobs", None)]
+        if stream
+        else [answer.choices[0].logprobs]
+    )
+    entries = [entry for logprobs in found for entry in logprobs.content]
+    assert [entry.bytes for entry in entries[: len(pepper)]] == [[byte] for byte in "🌶".encode()]
+    assert entries[len(pepper)].bytes == list(b"a")
+
+
 def test_the_best_of_several_has_the_highest_mean(model: Live, letters: list[int]) -> None:
     drawn: dict[str, Any] = {"temperature": 2.0, "allowed_token_ids": letters, "seed": 3, "max_tokens": 5, "stop": ["e"]}
     params = SamplingParams(max_tokens=5).replace(**drawn, n=4, logprobs=0)
