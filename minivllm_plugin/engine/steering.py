@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from minivllm_plugin.engine.answers import block_ids, request_ids
+from minivllm_plugin.engine.answers import budget as check_budget
 from minivllm_plugin.engine.sequence import Sequence
-from minivllm_plugin.views import Budget, EngineState, RequestView
+from minivllm_plugin.views import EngineState, RequestView
 
 if TYPE_CHECKING:
     from minivllm_plugin.engine.scheduler import Scheduler
@@ -115,7 +117,7 @@ class Steering:
         """``own``, lowered to what a policy allows; at least 1 of each, so that something always goes on."""
         if not self._policies.answers("step_budget"):
             return own
-        budget = self._policies.ask("step_budget", _budget, state=self._state(scheduler))
+        budget = self._policies.ask("step_budget", check_budget, state=self._state(scheduler))
         if budget is None:
             return own
         asked = (budget.num_tokens, budget.num_prefill_tokens, budget.num_sequences)
@@ -140,7 +142,7 @@ class Steering:
         window = list(islice(waiting, max(WAITING_WINDOW, self._policies.waiting_window())))
         pool = scheduler.block_manager
         views = tuple(request_view(seq, pool.count_cached_tokens(seq)) for seq in window)
-        ids = self._policies.ask("order_waiting", _ids, waiting=views, state=self._state(scheduler))
+        ids = self._policies.ask("order_waiting", request_ids, waiting=views, state=self._state(scheduler))
         if ids is not None and _reorder_front(waiting, window, ids):
             self._has_reordered = True
 
@@ -160,7 +162,9 @@ class Steering:
             return []
         choice = [*candidates, needy]
         views = tuple(map(request_view, choice))
-        ids = self._policies.ask("select_victims", _ids, running=views, blocks_needed=num_blocks, state=self._state(scheduler))
+        ids = self._policies.ask(
+            "select_victims", request_ids, running=views, blocks_needed=num_blocks, state=self._state(scheduler)
+        )
         by_id = {seq.request_id: seq for seq in choice if seq.num_preemptions < MAX_CHOSEN}
         return [by_id[request_id] for request_id in dict.fromkeys(ids or ()) if request_id in by_id]
 
@@ -178,7 +182,7 @@ class Steering:
             if missing > 0 and candidates:
                 answer = self._policies.ask(
                     "order_eviction",
-                    _block_ids,
+                    block_ids,
                     candidates=tuple(candidates),
                     num_needed=missing,
                     state=self._state(scheduler),
@@ -228,30 +232,3 @@ def _reorder_front(waiting: deque[Sequence], window: list[Sequence], ids: Iterab
         waiting.popleft()
     waiting.extendleft(reversed(order))
     return True
-
-
-def _ids(answer: Any) -> list[str]:
-    if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
-        raise TypeError(f"the answer must be a list of request ids, got {answer!r:.100}")
-    ids = list(islice(answer, 100_000))  # a generator without end would hold everybody up
-    if not all(isinstance(request_id, str) for request_id in ids):
-        raise TypeError("the answer must hold request ids, which are strings")
-    return [str.__str__(request_id) for request_id in ids]  # of a subclass (NumPy has one), the text itself
-
-
-def _block_ids(answer: Any) -> list[int]:
-    if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
-        raise TypeError(f"the answer must be a list of block ids, got {answer!r:.100}")
-    ids = list(islice(answer, 100_000))
-    if not all(isinstance(block_id, int) and not isinstance(block_id, bool) for block_id in ids):
-        raise TypeError("the answer must hold block ids, which are integers")
-    return ids
-
-
-def _budget(answer: Any) -> Budget:
-    if not isinstance(answer, Budget):
-        raise TypeError(f"the answer must be a Budget, got {answer!r:.100}")
-    for name, value in zip(Budget._fields, answer, strict=True):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise TypeError(f"{name} of a Budget must be an integer or None, got {value!r:.100}")
-    return answer

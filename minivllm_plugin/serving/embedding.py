@@ -2,11 +2,11 @@
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from minivllm_plugin.errors import EngineError, InvalidRequestError, RequestAbortedError, RequestTimeoutError
+from minivllm_plugin.serving.deadlines import is_past, seconds_left
 from minivllm_plugin.serving.outbox import Ended, Failed, Item, Outbox
 
 __all__ = ["EmbeddingOutput", "EmbeddingRequest", "shortened"]
@@ -55,7 +55,7 @@ class EmbeddingRequest:
         try:
             while self._output is None:
                 self._raise_if_over()
-                self._digest(self._outbox.wait(self._remaining(), for_end=True))
+                self._digest(self._outbox.wait(seconds_left(self._deadline), for_end=True))
         except InvalidRequestError:  # somebody else waits, and goes on; or it has ended
             raise
         except EngineError:  # nobody is left to abort it, or it is not for this thread to wait
@@ -71,7 +71,7 @@ class EmbeddingRequest:
             while self._output is None:
                 self._raise_if_over()
                 try:
-                    async with asyncio.timeout(self._remaining()):
+                    async with asyncio.timeout(seconds_left(self._deadline)):
                         items = await self._outbox.wait_async(for_end=True)
                 except TimeoutError:
                     items = []
@@ -102,7 +102,7 @@ class EmbeddingRequest:
 
     def _digest(self, items: list[Item]) -> None:
         self._raise_if_over()
-        if not items and self._deadline is not None and time.monotonic() >= self._deadline:
+        if not items and is_past(self._deadline):
             self.close()
             self._error = RequestTimeoutError(f"request {self.request_id!r} did not end before its deadline and was aborted")
             raise self._error
@@ -122,9 +122,6 @@ class EmbeddingRequest:
                     raise
                 cached = self._outbox.num_cached_tokens
                 self._output = EmbeddingOutput(self.request_id, self.prompt_token_ids, vector, cached)
-
-    def _remaining(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
 
 def shortened(vector: list[float], dimensions: int | None) -> list[float]:

@@ -8,9 +8,6 @@ engine's inbox, without waiting.
 """
 
 import asyncio
-import math
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator
 from types import TracebackType
@@ -27,13 +24,14 @@ from minivllm_plugin.errors import (
     RequestTimeoutError,
 )
 from minivllm_plugin.serving.choices import Choice
+from minivllm_plugin.serving.deadlines import deadline_after, is_past, seconds_left
 from minivllm_plugin.serving.live_requests import choice_id
 from minivllm_plugin.serving.logprobs import prompt_mappings
 from minivllm_plugin.serving.outbox import Ended, Failed, Item, Outbox
 from minivllm_plugin.serving.outputs import RequestOutput, StreamDelta
 from minivllm_plugin.serving.tokenizer import Tokenizer
 
-__all__ = ["RequestStream", "deadline_after"]
+__all__ = ["RequestStream"]
 
 
 class RequestStream:
@@ -115,7 +113,7 @@ class RequestStream:
             return self._unread.popleft()
         while not self.finished:
             try:
-                delta = self._digest(self._outbox.take() or self._outbox.wait(self._remaining()))
+                delta = self._digest(self._outbox.take() or self._outbox.wait(seconds_left(self._deadline)))
             except (InvalidRequestError, EngineError):  # somebody else reads, and goes on; or it is not for this thread to wait
                 raise
             except BaseException:  # KeyboardInterrupt while waiting, too
@@ -138,7 +136,7 @@ class RequestStream:
             self._shorten_deadline(timeout)
         try:
             while not self.finished:
-                self._digest(self._outbox.wait(self._remaining(), for_end=not self._has_stop_strings))
+                self._digest(self._outbox.wait(seconds_left(self._deadline), for_end=not self._has_stop_strings))
         except (InvalidRequestError, EngineError):
             raise
         except BaseException:
@@ -206,7 +204,7 @@ class RequestStream:
 
     async def _wait_async(self, *, for_end: bool) -> list[Item]:
         try:
-            async with asyncio.timeout(self._remaining()):
+            async with asyncio.timeout(seconds_left(self._deadline)):
                 return await self._outbox.wait_async(for_end=for_end)
         except TimeoutError:
             return []  # _digest says what that means
@@ -218,7 +216,7 @@ class RequestStream:
 
     def _digest(self, items: list[Item]) -> StreamDelta | None:
         """Turn what the engine sent into one delta; None when it was nothing yet."""
-        if not items and self._deadline is not None and time.monotonic() >= self._deadline:
+        if not items and is_past(self._deadline):
             self.close()
             raise self._fail(RequestTimeoutError(f"request {self.request_id!r} did not end before its deadline and was aborted"))
         arrived: dict[str, list[RequestProgress]] = {}
@@ -265,25 +263,10 @@ class RequestStream:
         self._error = error
         return error
 
-    def _remaining(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-
     def _shorten_deadline(self, timeout: float) -> None:
         wanted = deadline_after(timeout)
         known = [deadline for deadline in (self._deadline, wanted) if deadline is not None]
         self._deadline = min(known, default=None)
-
-
-def deadline_after(timeout: float) -> float | None:
-    """The moment ``timeout`` seconds from now on ``time.monotonic()``'s clock; None when no clock reaches that far.
-
-    Raises:
-        InvalidRequestError: not a number, or NaN.
-    """
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or (isinstance(timeout, float) and math.isnan(timeout)):
-        raise InvalidRequestError(f"timeout must be a number of seconds or None, got {timeout!r}")
-    # The standard library's waits take no more than this; infinity, too, means no limit.
-    return None if timeout > threading.TIMEOUT_MAX else time.monotonic() + timeout
 
 
 def _not_queued(choice: int | None) -> None:

@@ -10,6 +10,7 @@ from minivllm_plugin.engine.admission import check_request
 from minivllm_plugin.errors import InvalidRequestError
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.serving.choices import Choice
+from minivllm_plugin.serving.deadlines import deadline_after
 from minivllm_plugin.serving.detokenizer import Detokenizer
 from minivllm_plugin.serving.embedding import EmbeddingRequest
 from minivllm_plugin.serving.live_requests import Request
@@ -18,7 +19,7 @@ from minivllm_plugin.serving.outbox import Outbox
 from minivllm_plugin.serving.preparation import RequestPreparation
 from minivllm_plugin.serving.prompts import TokenizedPrompt, check_queueing
 from minivllm_plugin.serving.service import EngineService
-from minivllm_plugin.serving.stream import RequestStream, deadline_after
+from minivllm_plugin.serving.stream import RequestStream
 
 __all__ = ["RequestSubmission"]
 
