@@ -16,9 +16,16 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "expected"), [("litellm_async.py", "France:"), ("litellm_router.py", "prompt tokens ->")])
-def test_an_example_runs(smollm2_gguf: Path, name: str, expected: str) -> None:
-    command = [sys.executable, str(EXAMPLES / name), "--max-tokens", "3"]
+@pytest.mark.parametrize(
+    ("name", "max_tokens", "expected"),
+    [
+        ("litellm_async.py", 3, "France:"),
+        ("litellm_router.py", 3, "prompt tokens ->"),
+        ("litellm_tools.py", 200, "and advises: Advice(city="),
+    ],
+)
+def test_an_example_runs(smollm2_gguf: Path, name: str, max_tokens: int, expected: str) -> None:
+    command = [sys.executable, str(EXAMPLES / name), "--max-tokens", str(max_tokens)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=os.environ)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert expected in done.stdout
