@@ -1,15 +1,13 @@
 """Engines with logits and a tokenizer but no model, under structured outputs; and ways through a grammar without an engine."""
 
-import importlib.util
 import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
+import toy_tokenizers
 
 from minivllm_plugin import LLM
 from minivllm_plugin.config import EngineConfig
@@ -20,22 +18,6 @@ from minivllm_plugin.serving.loading import Loaded
 from minivllm_plugin.serving.tokenizer import Tokenizer
 from minivllm_plugin.structured.compiler import CompiledGrammar
 from minivllm_plugin.testing import LogitsRunner
-
-
-def _toy_tokenizers() -> Any:
-    """The module of tests/serving, whether that folder is collected or not."""
-    name = "toy_tokenizers"
-    if name not in sys.modules:
-        path = Path(__file__).parents[1] / "serving" / f"{name}.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-toy_tokenizers = _toy_tokenizers()
 
 
 @pytest.fixture(scope="session")
