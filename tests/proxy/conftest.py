@@ -22,6 +22,7 @@ SERVER_PACKAGES = (
 )  # fmt: skip
 CLIENT_PACKAGES = ("anthropic", "openai")
 SCRIPTED = Path(__file__).with_name("scripted_server.py")
+SUPPORT = Path(__file__).parents[1] / "support"  # of the scripted server
 KEY = "sk-a-key-of-these-tests-only"
 OURS = ("COV_", "PYTEST_", "MINIVLLM_", "LITELLM_")  # settings of the run that these tests are in
 
@@ -90,7 +91,8 @@ def start() -> Iterator[Callable[..., Served]]:
 
     def start(*command: str | Path, key: str | None = None, **settings: str) -> Served:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-        environment |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **settings}
+        environment |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment |= {"PYTHONPATH": str(SUPPORT), **settings}
         if key is not None:
             environment["LITELLM_MASTER_KEY"] = key
         process = subprocess.Popen(

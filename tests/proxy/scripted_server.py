@@ -9,21 +9,14 @@ import sys
 import time
 from typing import Any
 
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
+from byte_tokenizer import END, byte_tokenizer
 
 import minivllm_plugin.registry
 from minivllm_plugin.cli import main
 from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.serving.llm import LLM
-from minivllm_plugin.serving.tokenizer import Tokenizer
-from minivllm_plugin.serving.tokenizer_files import TokenizerSettings
 from minivllm_plugin.testing import LedgerRunner, scripted_llm
 
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-)
-END = 256
 DEFAULT = "The capital of France is Paris 🌶."
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 ANSWERS = {
@@ -35,20 +28,11 @@ STEP_SECONDS = 0.005  # of an answer without end, so that a test can leave in it
 DIMENSIONS = 8
 
 
-def tokenizer() -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<end>"])
-    return Tokenizer(backend, TokenizerSettings(named_tokens={"eos_token": "<end>"}, chat_templates={"default": TEMPLATE}))
-
-
 class Script:
     """Chooses the next token. ``Go on for ever`` has no end, ``Fail`` ends the engine."""
 
     def __init__(self) -> None:
-        self._tokenizer = tokenizer()
+        self._tokenizer = byte_tokenizer()
 
     def __call__(self, seq: Sequence) -> int:
         prompt = self._tokenizer.decode(seq.token_ids[: seq.num_prompt_tokens])
@@ -86,7 +70,7 @@ def make(model: str, **options: Any) -> LLM:
     llm, _ = scripted_llm(
         num_blocks=2048,
         block_size=16,
-        tokenizer=tokenizer(),
+        tokenizer=byte_tokenizer(),
         vocab_size=257,
         eos=END,
         choose=Script(),
