@@ -7,30 +7,14 @@ the tokens before (then the engine's own sampler chooses, and every sampling par
 import gc
 from typing import Any
 
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
+from byte_tokenizer import END, byte_tokenizer
 
 from minivllm_plugin import LLM
-from minivllm_plugin.serving.tokenizer import Tokenizer
-from minivllm_plugin.serving.tokenizer_files import TokenizerSettings
 from minivllm_plugin.testing import LedgerRunner, LogitsRunner, scripted_llm
 
 __all__ = ["ANSWER", "END", "Live"]
 
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-)
 ANSWER = "The capital of France is Paris 🌶."
-END = 256
-
-
-def byte_tokenizer() -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<end>"])
-    return Tokenizer(backend, TokenizerSettings(named_tokens={"eos_token": "<end>"}, chat_templates={"default": TEMPLATE}))
 
 
 class Live:

@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from byte_tokenizer import END, byte_tokenizer
 from waiting import wait_until
 
 pytest.importorskip("gradio", reason="the page needs Gradio: pip install 'minivllm-plugin[ui]'")
 
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
-
 from minivllm_plugin import registry
 from minivllm_plugin.serving.tokenizer import Tokenizer
-from minivllm_plugin.serving.tokenizer_files import TokenizerSettings
 from minivllm_plugin.testing import scripted_llm
 from minivllm_ui.app import PageServer, PageSettings
 from minivllm_ui.frames import Frame, decode
@@ -42,10 +39,6 @@ THIRD_PARTY_WARNINGS = (
     "ignore::DeprecationWarning:websockets",
     "ignore::UserWarning:gradio",
 )
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-)
-END = 256
 CODE = """Look:
 
 ```python
@@ -73,16 +66,6 @@ def _litellm_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name, value in {"custom_provider_map": [], "model_cost": dict(litellm.model_cost), "suppress_debug_info": True}.items():
         monkeypatch.setattr(litellm, name, value)
-
-
-def byte_tokenizer() -> Tokenizer:
-    """A token a byte, and an end token."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<end>"])
-    return Tokenizer(backend, TokenizerSettings(named_tokens={"eos_token": "<end>"}, chat_templates={"default": TEMPLATE}))
 
 
 @dataclass
