@@ -53,6 +53,8 @@ class SamplingParams:
         n: so many completions of one prompt. Range 1 .. 128.
         structured_outputs: the completion has this form; see :class:`~minivllm_plugin.structured.StructuredOutputsParams`. It
             ends right after its value, whatever ``min_tokens`` and ``ignore_eos`` say.
+        thinking_token_budget: after so many tokens of reasoning the closing tag is put in, and the answer begins. None: no limit.
+            Only for models that reason between ``<think>`` tags.
         extra_args: for plugins: name of a logits processor or stop criterion -> the value it is given. Read-only afterwards; a
             name with the value None is left out. Which names there are is checked when the request is submitted.
 
@@ -84,6 +86,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     n: int = 1
     structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
     extra_args: Mapping[str, Any] | None = field(default=None, hash=False)  # its values may be anything
     adjusts_logits: bool = field(init=False, repr=False, compare=False, default=False)
 
@@ -112,6 +115,7 @@ class SamplingParams:
         checks.number(self, "frequency_penalty", -2.0, 2.0)
         checks.number(self, "repetition_penalty", 0.0, math.inf, low_open=True)
         checks.integer(self, "n", 1, MAX_COMPLETIONS)
+        checks.integer(self, "thinking_token_budget", 0, None, optional=True)
         checks.count_or_flag(self, "logprobs", MAX_LOGPROBS)
         checks.count_or_flag(self, "prompt_logprobs", MAX_LOGPROBS)
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):

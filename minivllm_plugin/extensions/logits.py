@@ -82,12 +82,15 @@ class LogitsProcessorRegistry(RequestedRegistry[LogitsProcessor]):
 
     @classmethod
     def builtin(cls) -> "LogitsProcessorRegistry":
-        """With what structured outputs need."""
+        """With what structured outputs and thinking budgets need."""
         from minivllm_plugin.structured.processor import NAME, StructuredOutputProcessor
+        from minivllm_plugin.structured.thinking import NAME as THINKING
+        from minivllm_plugin.structured.thinking import ThinkingBudgetProcessor
 
         registry = cls()
         with registry.owned_by(BUILTIN):
             registry.add(NAME, StructuredOutputProcessor())
+            registry.add(THINKING, ThinkingBudgetProcessor())
         return registry
 
     def add(self, name: str, extension: LogitsProcessor) -> None:

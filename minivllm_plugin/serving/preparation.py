@@ -3,13 +3,18 @@
 Any caller's thread, before anything is queued; the engine thread never tokenises and never compiles.
 """
 
+from functools import partial
+
 from minivllm_plugin.engine.admission import Limits
-from minivllm_plugin.errors import UnsupportedFeatureError
+from minivllm_plugin.errors import InvalidRequestError, UnsupportedFeatureError
 from minivllm_plugin.extensions import Extensions
+from minivllm_plugin.parsing.reasoning import ThinkParser
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.serving.tokenizer import Tokenizer
 from minivllm_plugin.structured.compiler import GrammarCompiler
 from minivllm_plugin.structured.processor import NAME as STRUCTURED_OUTPUTS
+from minivllm_plugin.structured.thinking import NAME as THINKING_BUDGET
+from minivllm_plugin.structured.thinking import ThinkingBudget
 
 __all__ = ["RequestPreparation"]
 
@@ -43,10 +48,22 @@ class RequestPreparation:
             compiled = self._grammars.compile(params.structured_outputs)
             changes["extra_args"] = {**(params.extra_args or {}), STRUCTURED_OUTPUTS: compiled}
             changes |= {"min_tokens": 0, "ignore_eos": False}  # it ends with its value: nothing else would be allowed then
+        if params.thinking_token_budget is not None:
+            if params.structured_outputs is not None:
+                raise InvalidRequestError(
+                    "structured_outputs hold from the first token: there is no reasoning to limit; leave one of the two out"
+                )
+            changes["extra_args"] = {**(params.extra_args or {}), THINKING_BUDGET: self._budget(params.thinking_token_budget)}
         if changes:
             params = params.replace(**changes)
         self._extensions.check_extra_args(params)
         return params
+
+    def _budget(self, num_tokens: int) -> ThinkingBudget:
+        if self._tokenizer is None:
+            raise UnsupportedFeatureError("thinking_token_budget needs a tokenizer, and this model has none")
+        closing = tuple(self._tokenizer.encode(ThinkParser.CLOSE, add_special_tokens=False))
+        return ThinkingBudget(num_tokens, closing, partial(self._tokenizer.decode, skip_special_tokens=False))
 
     def _word_tokens(self, words: object) -> list[tuple[int, ...]]:
         """Each word as it is tokenised at the start of a text and after a space (vLLM's rule)."""
