@@ -109,6 +109,14 @@ def test_op_benchmarks_run(script: Script, tiny_model: str, tmp_path: Path, caps
     assert "floors with the" in capsys.readouterr().out
 
 
+def test_the_benchmark_of_observers_runs(script: Script, tmp_path: Path) -> None:
+    target = tmp_path / "r.json"
+    script("observers").main(["--step-ms", "10", "--steps", "20", "--repeat", "1", "--json", str(target)])
+    rows = json.loads(target.read_text())["summary"]
+    assert [row["plugin"] for row in rows] == ["no plugin", "prometheus", "kv-events", "trace", "otel"]
+    assert rows[0]["us_a_step"] == 0
+
+
 def test_seconds_of_is_a_median_of_at_least_five(script: Script) -> None:
     calls: list[int] = []
     assert script("op_timing").seconds_of(lambda: calls.append(1), 0.0) >= 0
