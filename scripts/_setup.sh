@@ -48,7 +48,7 @@ setup() {
     echo "setup: installing the pinned packages into .venv (minutes the first time) ..." >&2
     "$venv_python" -m pip --version >/dev/null 2>&1 || "$venv_python" -m ensurepip --upgrade >/dev/null
     "$venv_python" -m pip install -qq --disable-pip-version-check --upgrade 'pip>=25.1' # --group is new in 25.1
-    "$venv_python" -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[litellm,ui,prometheus,kv-events,otel]' --group dev
+    "$venv_python" -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[litellm,ui,serve,prometheus,kv-events,otel]' --group dev
     echo "$stamp" >"$stamp_file"
     echo "setup: done" >&2
 }
