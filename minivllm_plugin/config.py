@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from minivllm_plugin.errors import ConfigError
 
-__all__ = ["EngineConfig", "SchedulingPolicy"]
+__all__ = ["EngineConfig", "SchedulingPolicy", "check_integer"]
 
 SchedulingPolicy = Literal["fcfs", "priority"]
 MAX_THREADS = 1024  # each has its own stack and scratch: a wrong number here takes all memory, not a little time
@@ -107,13 +107,13 @@ class EngineConfig:
         if not isinstance(self.device, str) or self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps", "xpu"):
             raise ConfigError(f"device must be auto, cpu, cuda, mps or xpu (cuda:1 for the second), got {self.device!r}")
         for name, at_least in (("max_num_sequences", 1), ("max_num_batched_tokens", 1), ("block_size", 1), ("max_queue_size", 0)):
-            _integer(name, getattr(self, name), at_least)
+            check_integer(name, getattr(self, name), at_least=at_least)
         for name in ("max_model_len", "num_blocks", "kv_cache_bytes", "num_threads"):
             if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), 1)
+                check_integer(name, getattr(self, name), at_least=1)
         if self.num_threads is not None and self.num_threads > MAX_THREADS:
             raise ConfigError(f"num_threads={self.num_threads} must be at most {MAX_THREADS}; leave it out for one a core")
-        _integer("seed", self.seed, 0)
+        check_integer("seed", self.seed, at_least=0)
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise ConfigError(
                 f"num_blocks={self.num_blocks} and kv_cache_bytes={self.kv_cache_bytes} both set the pool; give one"
@@ -169,6 +169,12 @@ def _sequence(name: str, value: object, *, only_names: bool) -> tuple[object, ..
     return tuple(value)
 
 
-def _integer(name: str, value: object, at_least: int) -> None:
+def check_integer(name: str, value: object, *, at_least: int) -> int:
+    """``value``, an integer of at least ``at_least``.
+
+    Raises:
+        ConfigError: it is something else.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise ConfigError(f"{name} must be an integer of at least {at_least}, got {value!r}")
+    return value

@@ -6,10 +6,10 @@ Every refusal names the value, the limit and the remedy. Nothing here changes st
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 
-from minivllm_plugin.errors import ConfigError, ContextWindowExceededError, InvalidRequestError
+from minivllm_plugin.errors import ContextWindowExceededError, InvalidRequestError
 from minivllm_plugin.sampling_parameters import SamplingParams
 
-__all__ = ["Limits", "check_integer", "check_prompt_fits", "check_request"]
+__all__ = ["Limits", "check_prompt_fits", "check_request"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,3 @@ def check_prompt_fits(num_tokens: int, *, num_blocks: int, block_size: int, max_
             f"the prompt has {num_tokens} tokens and one step may compute {max_num_batched_tokens}; "
             "raise max_num_batched_tokens or switch enable_chunked_prefill on"
         )
-
-
-def check_integer(name: str, value: object, *, at_least: int) -> None:
-    """Raise ConfigError unless ``value`` is an integer of at least ``at_least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ConfigError(f"{name} must be an integer of at least {at_least}, got {value!r}")

@@ -15,11 +15,11 @@ from collections.abc import Sequence as SequenceABC
 from itertools import islice
 from typing import Literal
 
+from minivllm_plugin.config import check_integer
 from minivllm_plugin.engine.block import CUT_CHAIN, ROOT_ENTRY, Block, PoolStatistics
 from minivllm_plugin.engine.integrity import check_pool
 from minivllm_plugin.engine.prefix_index import PrefixIndex
 from minivllm_plugin.engine.sequence import Sequence
-from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.events import (
     AllBlocksCleared,
     BlockEvent,
@@ -50,9 +50,8 @@ class BlockManager:
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
-        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+        check_integer("num_blocks", num_blocks, at_least=1)
+        check_integer("block_size", block_size, at_least=1)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.blocks = [Block(i) for i in range(num_blocks)]

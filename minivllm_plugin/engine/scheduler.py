@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as SequenceABC
 
-from minivllm_plugin.config import SchedulingPolicy
-from minivllm_plugin.engine.admission import check_integer, check_prompt_fits
+from minivllm_plugin.config import SchedulingPolicy, check_integer
+from minivllm_plugin.engine.admission import check_prompt_fits
 from minivllm_plugin.engine.block_manager import BlockManager
 from minivllm_plugin.engine.endings import ask_stop_check, end_reason, may_outgrow
 from minivllm_plugin.engine.integrity import check_queues

@@ -14,10 +14,6 @@ class ChatDelta(NamedTuple):
     text: str = ""
     calls: tuple[ToolCallDelta, ...] = ()
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.reasoning or self.text or self.calls)
-
 
 class ParsedAnswer(NamedTuple):
     """A whole answer."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from minivllm_plugin.config import check_integer
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.simulation.trace import Trace, TraceRequest
 
@@ -90,7 +91,8 @@ def generate_trace(
     Raises:
         ConfigError: naming the argument.
     """
-    _check_counts(num_requests=num_requests, num_prefixes=num_prefixes, turns=turns)
+    for name, value in (("num_requests", num_requests), ("num_prefixes", num_prefixes), ("turns", turns)):
+        check_integer(name, value, at_least=1)
     if rate <= 0 or burstiness < 0 or think_seconds < 0 or shared_prefix_tokens < 0:
         raise ConfigError(
             f"rate={rate} must be greater than 0, burstiness={burstiness}, think_seconds={think_seconds} and "
@@ -124,11 +126,5 @@ def _tenants(tenants: int | Mapping[str, float]) -> tuple[list[str], list[float]
         if not tenants or any(share < 0 for share in tenants.values()) or not sum(tenants.values()):
             raise ConfigError(f"tenants must map names to shares of at least 0, not all 0, got {dict(tenants)!r}")
         return list(tenants), list(tenants.values())
-    _check_counts(tenants=tenants)
+    check_integer("tenants", tenants, at_least=1)
     return [f"tenant-{number}" for number in range(tenants)] if tenants > 1 else [""], [1.0] * tenants
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from minivllm_plugin.engine.admission import check_integer
+from minivllm_plugin.config import check_integer
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.simulation.cost_model import CostFunction, CostModel
 from minivllm_plugin.simulation.records import RequestRecord

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
-from minivllm_plugin.config import SchedulingPolicy
-from minivllm_plugin.engine.admission import check_integer
+from minivllm_plugin.config import SchedulingPolicy, check_integer
 from minivllm_plugin.engine.hooks import Observer
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.engine.sequence import Sequence

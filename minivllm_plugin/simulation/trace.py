@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from minivllm_plugin.config import check_integer
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.simulation.content import MAX_CONTENT_ID, SyntheticTokens, own_completion, own_prompt, shared_content
 
@@ -48,8 +49,7 @@ class TraceRequest:
         if not math.isfinite(self.arrival) or self.arrival < 0:
             raise ConfigError(f"arrival must be a finite number of seconds of at least 0, got {self.arrival!r}")
         for name, value in (("prompt_tokens", self.prompt_tokens), ("output_tokens", self.output_tokens)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+            check_integer(name, value, at_least=1)
         if self.hash_ids and self.segments:
             raise ConfigError("hash_ids and segments both describe the prompt; give one")
         most = -(-self.prompt_tokens // block_tokens)
@@ -123,8 +123,7 @@ class Trace:
     def __post_init__(self) -> None:
         if not self.requests:
             raise ConfigError(f"{self.name}: a trace needs at least one request")
-        if isinstance(self.block_tokens, bool) or not isinstance(self.block_tokens, int) or self.block_tokens < 1:
-            raise ConfigError(f"block_tokens must be an integer of at least 1, got {self.block_tokens!r}")
+        check_integer("block_tokens", self.block_tokens, at_least=1)
         in_order = tuple(sorted(self.requests, key=lambda request: request.arrival))
         object.__setattr__(self, "requests", in_order)
 
@@ -154,8 +153,7 @@ class Trace:
 
         A repetition shares no content with those before it: it has the shape of the trace, not a cache filled by it.
         """
-        if isinstance(num_requests, bool) or not isinstance(num_requests, int) or num_requests < 1:
-            raise ConfigError(f"num_requests must be an integer of at least 1, got {num_requests!r}")
+        check_integer("num_requests", num_requests, at_least=1)
         number = len(self.requests)
         if num_requests <= number:
             return replace(self, requests=self.requests[:num_requests])

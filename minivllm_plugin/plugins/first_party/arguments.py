@@ -4,7 +4,7 @@ import math
 
 from minivllm_plugin.errors import ConfigError
 
-__all__ = ["check_count", "check_number"]
+__all__ = ["check_number"]
 
 
 def check_number(name: str, value: object, *, at_least: float = 0.0, at_most: float = math.inf) -> float:
@@ -18,14 +18,3 @@ def check_number(name: str, value: object, *, at_least: float = 0.0, at_most: fl
         bounds = f"at least {at_least:g}" if at_most == math.inf else f"between {at_least:g} and {at_most:g}"
         raise ConfigError(f"{name} must be a number, {bounds}, got {value!r}")
     return float(value)  # type: ignore[arg-type]  # as above
-
-
-def check_count(name: str, value: object, *, at_least: int) -> int:
-    """``value``, an integer of at least ``at_least``.
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ConfigError(f"{name} must be an integer of at least {at_least}, got {value!r}")
-    return value

@@ -9,10 +9,11 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from minivllm_plugin.config import check_integer
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.events import RequestOutcome, StepPlan, StepReport
 from minivllm_plugin.hookspecs import hookimpl
-from minivllm_plugin.plugins.first_party.arguments import check_count, check_number
+from minivllm_plugin.plugins.first_party.arguments import check_number
 from minivllm_plugin.plugins.first_party.ordering import WHOLE_QUEUE, free_places
 from minivllm_plugin.views import EngineState, RequestView
 
@@ -76,7 +77,7 @@ class FairShare:
         if not self.input_weight and not self.output_weight:
             raise ConfigError("input_weight=0 and output_weight=0 would charge nobody; one of them must be greater than 0")
         self.shares = {tenant: _share(tenant, share) for tenant, share in (shares or {}).items()}
-        self.max_idle_tenants = check_count("max_idle_tenants", max_idle_tenants, at_least=0)
+        self.max_idle_tenants = check_integer("max_idle_tenants", max_idle_tenants, at_least=0)
         self._lock = threading.Lock()
         self._accounts: dict[str, _Account] = {}
         self._live: dict[str, _Live] = {}

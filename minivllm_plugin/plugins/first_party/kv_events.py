@@ -11,11 +11,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from minivllm_plugin.config import check_integer
 from minivllm_plugin.errors import ConfigError, PluginError
 from minivllm_plugin.events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
 from minivllm_plugin.hookspecs import hookimpl
 from minivllm_plugin.plugins.facade import ConfigDraft, EngineHandle
-from minivllm_plugin.plugins.first_party.arguments import check_count
 from minivllm_plugin.plugins.first_party.single_engine import SingleEngine, require
 from minivllm_plugin.plugins.queued import QueuedObserver
 
@@ -66,19 +66,19 @@ class KVEventPublisher(SingleEngine, QueuedObserver):
         medium: str = "GPU",
         data_parallel_rank: int = 0,
     ) -> None:
-        super().__init__(maxsize=check_count("queue_size", queue_size, at_least=1))
+        super().__init__(maxsize=check_integer("queue_size", queue_size, at_least=1))
         self._wanted = _checked_endpoint("endpoint", endpoint)
         self._wanted_replay = None if replay_endpoint is None else _checked_endpoint("replay_endpoint", replay_endpoint)
         self._topic = _checked_text("topic", topic)
-        self._buffer_steps = check_count("buffer_steps", buffer_steps, at_least=1)
-        self._high_water_mark = check_count("high_water_mark", high_water_mark, at_least=1)
+        self._buffer_steps = check_integer("buffer_steps", buffer_steps, at_least=1)
+        self._high_water_mark = check_integer("high_water_mark", high_water_mark, at_least=1)
         if event_format not in ("map", "array"):
             raise ConfigError(f"event_format must be 'map' or 'array', got {event_format!r:.100}")
         for module, package in (("zmq", "pyzmq"), ("msgspec", "msgspec")):
             require(module, package=package, extra="kv-events")
         from minivllm_plugin.plugins.first_party.kv_events_wire import BatchEncoder
 
-        rank = check_count("data_parallel_rank", data_parallel_rank, at_least=0)
+        rank = check_integer("data_parallel_rank", data_parallel_rank, at_least=0)
         self._encoder = BatchEncoder(event_format, _checked_text("medium", medium), rank)
         self._numbers = itertools.count()
         self._sockets: EventSockets | None = None

@@ -5,8 +5,9 @@ No state between two questions. Engine thread.
 
 from collections.abc import Sequence
 
+from minivllm_plugin.config import check_integer
 from minivllm_plugin.hookspecs import hookimpl
-from minivllm_plugin.plugins.first_party.arguments import check_count, check_number
+from minivllm_plugin.plugins.first_party.arguments import check_number
 from minivllm_plugin.plugins.first_party.ordering import WHOLE_QUEUE, best_first
 from minivllm_plugin.views import EngineState, RequestView
 
@@ -38,7 +39,7 @@ class LongestPrefixMatch:
 
     def __init__(self, *, ageing: float = 50.0, longest_queue: int = WHOLE_QUEUE) -> None:
         self.ageing = check_number("ageing", ageing)
-        self.longest_queue = check_count("longest_queue", longest_queue, at_least=0)
+        self.longest_queue = check_integer("longest_queue", longest_queue, at_least=0)
 
     @hookimpl
     def minivllm_order_waiting(self, waiting: Sequence[RequestView], state: EngineState) -> list[str]:

@@ -5,8 +5,9 @@ No state between two questions. Engine thread.
 
 from collections.abc import Sequence
 
+from minivllm_plugin.config import check_integer
 from minivllm_plugin.hookspecs import hookimpl
-from minivllm_plugin.plugins.first_party.arguments import check_count, check_number
+from minivllm_plugin.plugins.first_party.arguments import check_number
 from minivllm_plugin.plugins.first_party.ordering import WHOLE_QUEUE, best_first
 from minivllm_plugin.views import EngineState, RequestView
 
@@ -40,7 +41,7 @@ class ShortestJobFirst:
     def __init__(self, *, output_weight: float = 1.0, ageing: float = 50.0, assumed_tokens: int = 256) -> None:
         self.output_weight = check_number("output_weight", output_weight)
         self.ageing = check_number("ageing", ageing)
-        self.assumed_tokens = check_count("assumed_tokens", assumed_tokens, at_least=1)
+        self.assumed_tokens = check_integer("assumed_tokens", assumed_tokens, at_least=1)
 
     def work(self, request: RequestView) -> float:
         """Tokens that it is expected to cost, weighted, without regard to how long it has waited."""

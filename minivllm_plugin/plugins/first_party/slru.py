@@ -5,8 +5,9 @@ No state: what a block has earned stands in its record. Engine thread.
 
 from collections.abc import Sequence
 
+from minivllm_plugin.config import check_integer
 from minivllm_plugin.hookspecs import hookimpl
-from minivllm_plugin.plugins.first_party.arguments import check_count, check_number
+from minivllm_plugin.plugins.first_party.arguments import check_number
 from minivllm_plugin.views import CandidateBlock
 
 __all__ = ["SegmentedLRU"]
@@ -36,7 +37,7 @@ class SegmentedLRU:
     minivllm_name = "slru"
 
     def __init__(self, *, protected_hits: int = 1, protected_share: float = 0.8) -> None:
-        self.protected_hits = check_count("protected_hits", protected_hits, at_least=1)
+        self.protected_hits = check_integer("protected_hits", protected_hits, at_least=1)
         self.protected_share = check_number("protected_share", protected_share, at_most=1.0)
 
     @hookimpl

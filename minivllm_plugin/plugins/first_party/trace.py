@@ -13,11 +13,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from minivllm_plugin.config import check_integer
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.events import BlockEvent, RequestOutcome, StepPlan, StepReport
 from minivllm_plugin.hookspecs import hookimpl
 from minivllm_plugin.plugins.facade import ConfigDraft, EngineHandle
-from minivllm_plugin.plugins.first_party.arguments import check_count
 from minivllm_plugin.plugins.first_party.single_engine import SingleEngine
 from minivllm_plugin.plugins.first_party.trace_events import EngineTracks, RequestTrack
 from minivllm_plugin.plugins.first_party.trace_file import TraceFile, open_numbered
@@ -55,7 +55,7 @@ class TraceRecorder(SingleEngine):
             raise ConfigError(f"path must be a file name or None, got {path!r:.100}")
         self.path = None if path is None else Path(path)
         self._may_replace = path is not None
-        self._max_bytes = check_count("max_bytes", max_bytes, at_least=SMALLEST_MAX_BYTES)
+        self._max_bytes = check_integer("max_bytes", max_bytes, at_least=SMALLEST_MAX_BYTES)
         self._file: TraceFile | None = None
         self._tracks: EngineTracks | None = None
         self._requests: dict[str, RequestTrack] = {}
