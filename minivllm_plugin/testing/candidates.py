@@ -4,6 +4,7 @@ Part of the conformance kit (:mod:`minivllm_plugin.testing.conformance`). Loads 
 """
 
 import importlib
+import inspect
 import os
 import subprocess
 import sys
@@ -70,11 +71,11 @@ class Candidate:
         return found() if isinstance(found, type) else found
 
     def hooks(self) -> set[str]:
-        """The hooks that it implements."""
+        """The hooks that it implements. Properties are not evaluated: they may well raise before an engine runs."""
         plugin = self.make()
-        marked = (getattr(getattr(plugin, name, None), "minivllm_impl", None) for name in dir(plugin))
-        names = (options and (options.get("specname") or name) for name, options in zip(dir(plugin), marked, strict=True))
-        return {name for name in names if name}
+        static = {name: inspect.getattr_static(plugin, name, None) for name in dir(plugin)}
+        marked = {name: getattr(getattr(found, "__func__", found), "minivllm_impl", None) for name, found in static.items()}
+        return {options.get("specname") or name for name, options in marked.items() if options}
 
     def is_policy(self) -> bool:
         return bool(self.hooks() & set(POLICY_HOOKS))

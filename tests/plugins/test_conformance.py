@@ -112,6 +112,19 @@ def test_good_plugins_pass(kind: str, check: str, write: Write) -> None:
     CHECKS[check](write(GOOD[kind]))
 
 
+@pytest.mark.parametrize("name", BUILTIN)
+def test_our_own_plugins_pass(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # trace writes its file where it is
+    for check in CHECKS.values():
+        check(Candidate.find(name))
+
+
+def test_a_property_that_raises_before_an_engine_runs_is_no_fault(write: Write) -> None:
+    candidate = write("@property\ndef port(self):\n    raise RuntimeError('no engine yet')\n" + hook("step_started", "plan", "pass"))
+    assert candidate.hooks() == {"minivllm_step_started"}
+    CHECKS["keeps_tokens_and_raises_nothing"](candidate)
+
+
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_tracer_and_a_queued_observer_pass(check: str, write: Write) -> None:
     body = "def on_token(self, request_id, token_id, report):\n    self.last = request_id\n"
