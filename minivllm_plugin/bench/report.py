@@ -62,7 +62,7 @@ def check_writable(path: Path | None) -> None:
         ConfigError: the directory does not exist, or ``path`` is one.
     """
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise ConfigError(f"--json {path}: its directory must exist and it must not be a directory itself")
+        raise ConfigError(f"{path} cannot be written: its directory must exist and it must not be a directory itself")
 
 
 def engine_title(llm: "LLM") -> str:

@@ -59,7 +59,8 @@ def test_a_synthetic_trace_with_a_policy(capsys: pytest.CaptureFixture[str]) -> 
         (("synthetic", "--cost-model", "a", "--measure", "b"), "use one"),
         (("synthetic", "--prompt-tokens", "few"), "lengths"),
         (("x.csv", "--time-unit", "h"), "--time-unit"),
-        (("synthetic", "--json", "no/such/f.json"), "--json"),
+        (("synthetic", "--json", "no/such/f.json"), "no/such/f.json cannot be written: its directory must exist"),
+        (("synthetic", "--html", "no/such/f.html"), "no/such/f.html cannot be written: its directory must exist"),
     ],
 )
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
