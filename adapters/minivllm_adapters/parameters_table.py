@@ -28,7 +28,6 @@ SAMPLING = frozenset(
         "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos",
         "include_stop_str_in_output", "skip_special_tokens", "extra_args", "presence_penalty", "frequency_penalty",
         "repetition_penalty", "logit_bias", "bad_words", "allowed_token_ids", "prompt_logprobs", "n", "thinking_token_budget",
-        "thinking_token_budget",
     }
 )  # fmt: skip
 # The second is what vLLM's server calls the parameters of its plugins.

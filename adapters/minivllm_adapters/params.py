@@ -10,7 +10,14 @@ from typing import Any
 
 from minivllm_adapters.format_params import wanted_format
 from minivllm_adapters.parameters_table import ALIASES, HINTS, IGNORED, NEUTRAL_ONLY, OPENAI, SAMPLING, SUPPORTED
-from minivllm_adapters.prompt_params import CHAT_TEMPLATE, REASONING, chat_messages, raw_prompts, template_options
+from minivllm_adapters.prompt_params import (
+    CHAT_TEMPLATE,
+    REASONING,
+    chat_messages,
+    raw_prompts,
+    template_options,
+    thinking_budget,
+)
 from minivllm_adapters.report_params import ReportPlan, wanted_report
 from minivllm_adapters.tool_params import TOOLS, ToolPlan, wanted_tools
 from minivllm_adapters.value_checks import integer, mapping, shortened, text
@@ -116,6 +123,8 @@ def plan_call(
     sampling = {name: wanted[name] for name in SAMPLING & wanted.keys()} | report.sampling
     if form is not None:
         sampling["structured_outputs"] = form
+    if (budget := thinking_budget(wanted)) is not None:
+        sampling.setdefault("thinking_token_budget", budget)
     if text_completion:
         sampling.setdefault("max_tokens", TEXT_COMPLETION_MAX_TOKENS)
     SamplingParams(max_tokens=None).replace(**sampling)  # a bad value is told before a model is loaded for it

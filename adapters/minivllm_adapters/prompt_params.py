@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minivllm_adapters.value_checks import flag, mapping, shortened
-from minivllm_plugin.errors import InvalidRequestError, UnsupportedFeatureError
+from minivllm_adapters.value_checks import flag, integer, mapping, shortened
+from minivllm_plugin.errors import InvalidRequestError
 
-__all__ = ["CHAT_TEMPLATE", "REASONING", "chat_messages", "raw_prompts", "template_options"]
+__all__ = ["CHAT_TEMPLATE", "REASONING", "chat_messages", "raw_prompts", "template_options", "thinking_budget"]
 
 # How the messages become a prompt.
 CHAT_TEMPLATE = frozenset({"add_generation_prompt", "continue_final_message", "chat_template_kwargs"})
@@ -75,10 +75,6 @@ def _thinks(wanted: Mapping[str, Any]) -> bool | None:
             raise InvalidRequestError(
                 f'thinking must be {{"type": "enabled"}} or {{"type": "disabled"}}, got {shortened(thinking)}'
             )
-        if thinking.get("budget_tokens") is not None and kind == "enabled":
-            raise UnsupportedFeatureError(
-                "thinking with budget_tokens is not supported: reasoning counts against max_tokens alone; leave budget_tokens out"
-            )
         return bool(kind != "disabled")
     if effort is None:
         return None
@@ -87,6 +83,14 @@ def _thinks(wanted: Mapping[str, Any]) -> bool | None:
     if effort not in EFFORTS:
         raise InvalidRequestError(f"reasoning_effort must be one of {', '.join(EFFORTS)}, got {shortened(effort)}")
     return effort not in NO_EFFORT
+
+
+def thinking_budget(wanted: Mapping[str, Any]) -> int | None:
+    """Most tokens of reasoning: Anthropic's ``budget_tokens``, if the model is to reason at all."""
+    thinking = wanted.get("thinking")
+    if not isinstance(thinking, Mapping) or thinking.get("type") == "disabled" or thinking.get("budget_tokens") is None:
+        return None
+    return integer(thinking, "budget_tokens", 0)
 
 
 def raw_prompts(messages: Sequence[Any], token_ids: object) -> tuple[str | list[int], ...]:

@@ -1,15 +1,13 @@
 """Fixtures of the adapter's tests: a fake engine behind the real provider behind the real LiteLLM."""
 
-import asyncio
-import importlib.util
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import fake_llm
+import live_engine
 import pytest
+from eventually import eventually
 
 THIRD_PARTY_WARNINGS = (
     # LiteLLM's lazily imported modules use TypedDict ReadOnly, which pydantic comments on.
@@ -25,22 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             for warning in THIRD_PARTY_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
-
-
-def _helper(name: str) -> ModuleType:
-    """Import a module beside this file; pytest's importlib mode puts no test folder on sys.path."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_helper("fake_completion")
-fake_llm = _helper("fake_llm")
-_helper("parameter_matrix")
-live_engine = _helper("live_engine")
 
 
 @pytest.fixture(autouse=True)
@@ -113,23 +95,3 @@ def no_logging_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     from litellm.litellm_core_utils.logging_worker import GLOBAL_LOGGING_WORKER
 
     monkeypatch.setattr(GLOBAL_LOGGING_WORKER, "ensure_initialized_and_enqueue", lambda async_coroutine: async_coroutine.close())
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """Wait for what another thread is about to do; bounded, and never a measurement of speed."""
-    give_up = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < give_up, "waited 30 s in vain"
-        time.sleep(0.002)
-
-
-async def aeventually(condition: Callable[[], object]) -> None:
-    """The same on an event loop."""
-    give_up = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < give_up, "waited 30 s in vain"
-        await asyncio.sleep(0.002)
-
-
-fake_llm.eventually = eventually
-fake_llm.aeventually = aeventually

@@ -6,7 +6,8 @@ from typing import Any
 
 import litellm
 import pytest
-from fake_llm import REPLY, aeventually
+from eventually import aeventually
+from fake_llm import REPLY
 from litellm.caching.caching import Cache
 from litellm.integrations.custom_logger import CustomLogger
 

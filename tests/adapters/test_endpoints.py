@@ -6,7 +6,8 @@ from typing import Any
 
 import litellm
 import pytest
-from fake_llm import REPLY, eventually
+from eventually import eventually
+from fake_llm import REPLY
 
 from minivllm_adapters.handler import MinivllmProvider
 from minivllm_plugin.errors import ContextWindowExceededError

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import litellm
 import pytest
-from fake_llm import aeventually, eventually
+from eventually import aeventually, eventually
 
 from minivllm_adapters.handler import MinivllmProvider
 

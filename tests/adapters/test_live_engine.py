@@ -11,7 +11,8 @@ from typing import Any
 
 import litellm
 import pytest
-from fake_llm import FakeRegistry, eventually
+from eventually import eventually
+from fake_llm import FakeRegistry
 from live_engine import ANSWER, Live
 
 from minivllm_plugin import SamplingParams

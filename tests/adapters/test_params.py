@@ -53,6 +53,7 @@ HONOURED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"allowed_token_ids": [4, 5]}, {"allowed_token_ids": (4, 5)}),
     ({"prompt_logprobs": 2}, {"prompt_logprobs": 2}),
     ({"n": 3}, {"n": 3}),
+    ({"thinking_token_budget": 64}, {"thinking_token_budget": 64}),
     ({"extra_body": {"top_k": 5, "min_p": 0.2}}, {"top_k": 5, "min_p": 0.2}),
     ({"extra_body": {"top_k": 5}, "top_k": 3}, {"top_k": 5}),
     ({"extra_body": {"max_completion_tokens": 9}}, {"max_tokens": 9}),

@@ -129,9 +129,16 @@ def test_no_such_reasoning(given: Any) -> None:
         _plan(**given)
 
 
-def test_a_thinking_budget_is_refused_and_not_forgotten() -> None:
-    with pytest.raises(UnsupportedFeatureError, match="budget_tokens"):
-        _plan(thinking={"type": "enabled", "budget_tokens": 1024})
+def test_a_thinking_budget() -> None:
+    enabled = _plan(thinking={"type": "enabled", "budget_tokens": 64})
+    assert enabled.sampling_params(DEFAULTS).thinking_token_budget == 64
+    assert enabled.template["chat_template_kwargs"] == {"enable_thinking": True}
+    by_name = _plan(thinking={"type": "enabled", "budget_tokens": 64}, thinking_token_budget=8)
+    assert by_name.sampling_params(DEFAULTS).thinking_token_budget == 8
+    for off in ({"type": "disabled", "budget_tokens": 64}, {"type": "adaptive"}):
+        assert _plan(thinking=off).sampling_params(DEFAULTS).thinking_token_budget is None
+    with pytest.raises(InvalidRequestError, match="budget_tokens"):
+        _plan(thinking={"type": "enabled", "budget_tokens": "many"})
 
 
 def test_an_answer_that_was_begun_is_gone_on_with() -> None:

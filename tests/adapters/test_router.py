@@ -6,7 +6,8 @@ from typing import Any
 
 import litellm
 import pytest
-from fake_llm import REPLY, FakeLLM, eventually
+from eventually import eventually
+from fake_llm import REPLY, FakeLLM
 
 from minivllm_adapters.errors import litellm_error
 from minivllm_adapters.handler import MinivllmProvider

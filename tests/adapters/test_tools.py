@@ -212,3 +212,17 @@ def test_the_answer_can_be_sent_back_as_history(provider: MinivllmProvider, llm:
     assert [m["role"] for m in sent] == ["user", "assistant", "tool", "tool"]
     assert [(c["function"]["name"], c["function"]["arguments"]) for c in sent[1]["tool_calls"]] == EXPECTED
     assert [m["tool_call_id"] for m in sent[2:]] == [call.id for call in message.tool_calls]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [({"type": "any"}, {"weather", "shell"}), ({"type": "tool", "name": "shell"}, {"shell"}), ({"type": "auto"}, None)],
+    ids=str,
+)
+def test_the_tool_choice_of_anthropic_messages(provider: MinivllmProvider, llm: Any, choice: Any, names: Any) -> None:
+    llm.steps = [TWO_CALLS]
+    tools: Any = [{"name": t["function"]["name"], "input_schema": PARAMETERS} for t in TOOLS]  # type: ignore[index]
+    call = litellm.anthropic.messages.acreate(model=MODEL, messages=MESSAGES, max_tokens=9, tools=tools, tool_choice=choice)
+    asyncio.run(call)
+    form = llm.submissions[-1].params.structured_outputs
+    assert (form and {name for name in ("weather", "shell") if name in form.grammar}) == names

@@ -2,7 +2,7 @@
 
 ``test_parameter_matrix`` sends them all in every call style. The table in ``docs/litellm.md`` is made from it::
 
-    python tests/adapters/parameter_matrix.py        # writes it into the page
+    python tests/support/parameter_matrix.py        # writes it into the page
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs" / "litellm.md"
-BEGIN, END = "<!-- parameters: made by tests/adapters/parameter_matrix.py -->", "<!-- /parameters -->"
+BEGIN, END = "<!-- parameters: made by tests/support/parameter_matrix.py -->", "<!-- /parameters -->"
 NOTHING: tuple[Any, ...] = ()
 
 
@@ -58,7 +58,7 @@ OPENAI: dict[str, Row] = {
     "prompt_cache_key": Row(neutral=("k",), note="prefixes are found by their tokens"),
     "prompt_cache_options": Row(neutral=({"mode": "implicit"},)),
     "prompt_cache_retention": Row(neutral=("24h",)),
-    "reasoning_effort": Row(("none", "high"), refused=("a lot",), note="`enable_thinking`; LiteLLM wants it allowed, see below"),
+    "reasoning_effort": Row(("none", "high"), refused=("a lot",), note="see below"),
     "response_format": Row(({"type": "json_object"}, SCHEMA), ({"type": "text"},), ({"type": "xml"},)),
     "safety_identifier": Row(neutral=("s",)),
     "seed": Row((7,), refused=(-1,)),
@@ -110,7 +110,8 @@ OTHERS: dict[str, Row] = {
     "stop_token_ids": Row(([7],), ([],), ([-1],)),
     "structured_outputs": Row(({"regex": "a+"},), ({},), ({"xml": "a"},)),
     "suffix": Row(neutral=("",), refused=("end",)),
-    "thinking": Row(({"type": "disabled"},), refused=({"type": "enabled", "budget_tokens": 1024},), note="as `reasoning_effort`"),
+    "thinking": Row(({"type": "disabled"}, {"type": "enabled", "budget_tokens": 64}), refused=("yes",), note="see below"),
+    "thinking_token_budget": Row((64,), refused=(-1,)),
     "top_k": Row((5,), (0,), (-5,)),
     "use_beam_search": Row(neutral=(False,), refused=(True,)),
     "vllm_xargs": Row(({"ban": [3]},), refused=([3],), note="vLLM's name for `extra_args`"),
