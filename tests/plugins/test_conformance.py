@@ -120,7 +120,9 @@ def test_our_own_plugins_pass(name: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_property_that_raises_before_an_engine_runs_is_no_fault(write: Write) -> None:
-    candidate = write("@property\ndef port(self):\n    raise RuntimeError('no engine yet')\n" + hook("step_started", "plan", "pass"))
+    candidate = write(
+        "@property\ndef port(self):\n    raise RuntimeError('no engine yet')\n" + hook("step_started", "plan", "pass")
+    )
     assert candidate.hooks() == {"minivllm_step_started"}
     CHECKS["keeps_tokens_and_raises_nothing"](candidate)
 
