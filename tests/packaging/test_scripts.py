@@ -33,10 +33,11 @@ def test_ci_checks_then_tests() -> None:
     assert commands == ["scripts/check", "scripts/test"]
 
 
-def test_the_page_is_refused_until_it_exists() -> None:
-    done = subprocess.run([str(ROOT / "scripts" / "demo"), "--ui"], capture_output=True, text=True)
+def test_the_demo_hands_options_of_the_page_on() -> None:
+    done = subprocess.run([str(ROOT / "scripts" / "demo"), "--ui", "--no-such-option"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "not built yet" in done.stderr
+    assert "--no-such-option" in done.stderr
+    assert "minivllm ui" in done.stderr
 
 
 def test_without_a_fitting_python_the_remedy_is_named(tmp_path: Path) -> None:

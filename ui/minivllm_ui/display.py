@@ -10,7 +10,7 @@ from typing import Any
 from minivllm_ui.answering import AnswerStats
 from minivllm_ui.conversation import Turn
 
-__all__ = ["details", "literal", "one_line", "shown_messages", "split_thinking", "without_fence"]
+__all__ = ["as_asked", "details", "literal", "one_line", "shown_messages", "split_thinking", "without_fence"]
 
 Shown = dict[str, Any]
 

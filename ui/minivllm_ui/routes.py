@@ -17,7 +17,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from minivllm_plugin.errors import MinivllmError
-from minivllm_ui.engine_host import EngineHost, policy_names
+from minivllm_ui.engine_host import EngineHost
 from minivllm_ui.frames import decode
 from minivllm_ui.guests import MOST_GUESTS, Guests
 from minivllm_ui.recorder import Recorder
@@ -28,7 +28,7 @@ MOST_BLOCKS = 100_000
 NO_STORE = {"Cache-Control": "no-store"}
 
 
-class Order(BaseModel):
+class _Order(BaseModel):
     """What ``POST /engine/control`` takes."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -64,7 +64,7 @@ def engine_routes(host: EngineHost, recorder: Recorder, guests: Guests) -> APIRo
         return _json(found)
 
     @router.post("/control")
-    async def control(order: Order, request: Request) -> Response:
+    async def control(order: _Order, request: Request) -> Response:
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise HTTPException(415, "send JSON")  # a form of another site could not
         try:
@@ -72,8 +72,7 @@ def engine_routes(host: EngineHost, recorder: Recorder, guests: Guests) -> APIRo
                 guests.set(order.guests)
             if order.num_blocks is not None or order.policy is not None:
                 policy = order.policy or host.policy
-                if policy not in policy_names():
-                    raise HTTPException(400, f"no policy is called {policy!r}; known are {', '.join(policy_names())}")
+                host.check_policy(policy)
                 await asyncio.to_thread(host.restart, order.num_blocks or host.num_blocks, policy)
             if order.revive:
                 await asyncio.to_thread(host.revive)
