@@ -208,6 +208,7 @@ def test_dark_narrow_and_the_keyboard(serve: Serve, visit: Visit, pictures: Path
     tab.page.set_viewport_size({"width": 420, "height": 900})
     tab.page.screenshot(path=pictures / "narrow.png", full_page=True)
     assert tab.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")  # nothing sticks out
+    tab.page.get_by_text(re.compile("stay reusable")).first.wait_for()  # the panel's picture is up to 0.2 s old
     board = tab.page.locator("canvas.map")
     assert "0 shared" in str(board.get_attribute("aria-label"))
     board.focus()

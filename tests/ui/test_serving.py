@@ -3,6 +3,8 @@
 import json
 import urllib.error
 from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from waiting import wait_until
 
 from minivllm_plugin.cli import main
 from minivllm_plugin.errors import ConfigError, EngineError
+from minivllm_plugin.plugins import discovery
 from minivllm_ui.check import ask_over_http, open_url
 from minivllm_ui.frames import decode
 from minivllm_ui.guard import Guard
@@ -122,6 +125,29 @@ def test_a_taken_port_and_an_unknown_policy_are_named(serve: Serve) -> None:
         PageServer(PageSettings(model="scripted", port=port))
     with pytest.raises(ConfigError, match="no policy is called 'nonsense'"):
         PageServer(PageSettings(model="scripted", port=0, policy="nonsense"))
+
+
+def test_an_installed_policy_can_be_named_and_stays_when_the_pool_changes(
+    serve: Serve, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_ui_policy.py").write_text(
+        "from minivllm_plugin.plugins import hookimpl\n@hookimpl\ndef minivllm_order_waiting(waiting):\n    return None\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    points = [*entry_points(group="minivllm"), EntryPoint("acme", "acme_ui_policy", "minivllm")]
+    monkeypatch.setattr(discovery, "entry_points", lambda group: points)
+    served = serve(policy="acme")
+    assert served.header()["policies"].count("acme") == 1
+    assert _json(f"{served.url}engine/control", {"num_blocks": 48})["policy"] == "acme"
+    assert list(model.options["policies"]) == ["acme"]
+
+
+def test_a_question_that_does_not_fit_is_told_in_words(serve: Serve) -> None:
+    served = serve(options={"num_blocks": 1})
+    with pytest.raises(
+        EngineError, match=r"gave no answer; it says: the prompt has \d+ tokens; the context window is 16 .* pool$"
+    ):
+        ask_over_http(served.url, "hello")
 
 
 def test_top_draws_what_the_page_shows(serve: Serve, model: Any) -> None:

@@ -13,7 +13,7 @@ from fastapi.staticfiles import StaticFiles
 
 from minivllm_plugin.errors import ConfigError
 from minivllm_ui.conversation import Conversations
-from minivllm_ui.engine_host import FCFS, EngineHost, policy_names
+from minivllm_ui.engine_host import FCFS, EngineHost
 from minivllm_ui.guard import Guard
 from minivllm_ui.guests import MOST_GUESTS, Guests
 from minivllm_ui.loops import in_event_loop
@@ -71,13 +71,10 @@ class PageServer:
         try:
             options = {"num_blocks": DEFAULT_NUM_BLOCKS, **settings.options}
             observer = EngineObserver()
-            if settings.policy not in policy_names():
-                raise ConfigError(f"no policy is called {settings.policy!r}; known are {', '.join(policy_names())}")
             self.engine = EngineHost(settings.model, options, settings.policy, observer)
         except BaseException:
             self._socket.close()
             raise
-        self._policies = policy_names()
         self.guests: Guests | None = None
         self.recorder = Recorder(observer, self._about)
         self.conversations = Conversations()
@@ -121,7 +118,7 @@ class PageServer:
         return {
             "model": engine.model,
             "policy": engine.policy,
-            "policies": self._policies,
+            "policies": engine.policies,
             "guests": self.guests.count if self.guests is not None else 0,
             "most_guests": MOST_GUESTS,
             "normal_blocks": engine.normal_num_blocks,

@@ -69,10 +69,15 @@ def _read(url: str, auth: tuple[str, str] | None, page: str) -> str:
                 if not message["success"]:
                     raise EngineError(f"the page at {page} failed: {message['output'].get('error')}")
                 break
-    texts = [one for one in messages if one["role"] == "assistant" and not (one.get("metadata") or {}).get("title")]
-    if not texts:
-        raise EngineError(f"the page at {page} gave no answer; it showed {messages!r:.300}")
-    return "".join(part["text"] for part in texts[-1]["content"])
+    said = [one for one in messages if one["role"] == "assistant"]
+    answers = [one for one in said if not (one.get("metadata") or {}).get("title")]
+    if not answers:
+        raise EngineError(f"the page at {page} gave no answer; it says: {' '.join(map(_text, said)) or 'nothing'}")
+    return _text(answers[-1])
+
+
+def _text(message: Any) -> str:
+    return "".join(part["text"] for part in message["content"])
 
 
 def _is_difference(shown: Any) -> bool:

@@ -3,15 +3,16 @@
 Owns the options; the registry owns the engine, so that LiteLLM, and everything else in this process, sees the same one.
 """
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 import minivllm_plugin
 from minivllm_plugin import registry
-from minivllm_plugin.errors import ConfigError, MinivllmError
+from minivllm_plugin.errors import ConfigError, MinivllmError, PluginError
 from minivllm_plugin.hookspecs import POLICY_HOOKS
-from minivllm_plugin.plugins.discovery import BUILTIN, load_named
+from minivllm_plugin.plugins.discovery import BUILTIN, discover, load_named
 from minivllm_ui.observer import EngineObserver
 
 __all__ = ["FCFS", "EngineHost", "policy_names"]
@@ -29,13 +30,19 @@ class EngineHost:
         policy: ``fcfs`` or a policy plugin's name.
         observer: given to every engine that is started.
 
+    Attributes:
+        policies: names to choose from.
+
     Raises:
-        MinivllmError: it cannot be loaded.
+        ConfigError: there is no such policy.
+        MinivllmError: the model cannot be loaded.
     """
 
     def __init__(self, model: str, options: Mapping[str, Any], policy: str, observer: EngineObserver) -> None:
         self.model = model
         self.policy = policy
+        self.policies = policy_names(policy)
+        self.check_policy(policy)
         self._options = dict(options)
         self._observer = observer
         self._restart = threading.Lock()
@@ -47,6 +54,11 @@ class EngineHost:
         self.normal_num_blocks = llm.num_blocks
         self.max_model_len = llm.max_model_len
         self.defaults = llm.default_sampling_params()
+
+    def check_policy(self, policy: str) -> None:
+        """Raise ConfigError unless it can be chosen."""
+        if policy not in self.policies:
+            raise ConfigError(f"no policy is called {policy!r}; known are {', '.join(self.policies)}")
 
     @property
     def litellm_model(self) -> str:
@@ -101,11 +113,10 @@ class EngineHost:
         registry.get_llm(self.model)
 
 
-def policy_names() -> list[str]:
-    """``fcfs`` and our policy plugins, those that can be loaded here."""
-    names = []
-    for name in BUILTIN:
-        plugin = load_named(name)
-        if plugin.error is None and any(hasattr(plugin.plugin, hook) for hook in POLICY_HOOKS):
-            names.append(name)
-    return [FCFS, *names]
+def policy_names(named: str = FCFS) -> list[str]:
+    """``fcfs``, our policy plugins and the installed ones, if they load; ``named`` even if nothing loads it by itself."""
+    plugins = [*map(load_named, BUILTIN), *discover()]
+    with contextlib.suppress(PluginError):
+        plugins.append(load_named(named))
+    is_policy = (one.error is None and any(hasattr(one.plugin, hook) for hook in POLICY_HOOKS) for one in plugins)
+    return list(dict.fromkeys([FCFS, *(one.name for one, fits in zip(plugins, is_policy, strict=True) if fits)]))
