@@ -123,6 +123,8 @@ def load_named(name: str) -> LoadedPlugin:
         return _load("builtin", name, BUILTIN[name])
     installed = {point.name: point for point in reversed(_installed())}
     if name not in installed:
+        if name == "fcfs":
+            raise PluginError("'fcfs' is the engine's own order and no plugin: name no policy to have it")
         raise PluginError(
             f"no plugin is called {name!r}; known are {', '.join(sorted({*BUILTIN, *installed}))}. "
             "Install the package that has it, or pass the object itself"

@@ -253,6 +253,11 @@ def test_a_given_object_of_an_installed_ones_name(install: Install) -> None:
         load(plugins=[make_plugin("acme", step_started=lambda plan: None)])
 
 
+def test_fcfs_is_no_plugin() -> None:
+    with pytest.raises(PluginError, match="'fcfs' is the engine's own order and no plugin: name no policy to have it"):
+        load(policies=["fcfs"])
+
+
 def test_unknown_names() -> None:
     for option in ("plugins", "policies"):
         with pytest.raises(PluginError, match=r"no plugin is called 'nosuch'; known are .*fair.*sjf"):
