@@ -134,6 +134,7 @@ def test_an_edited_question_is_asked_as_it_was_typed(serve: Serve, visit: Visit,
     tab.ask("hello again")
     tab.page.get_by_role("button", name="Edit").first.click()
     editor = tab.page.locator("#chat textarea")
+    assert editor.bounding_box()["height"] >= 96  # several lines of a question can be read
     assert "one" in editor.input_value()
     editor.fill(editor.input_value().replace("one", "three"))
     before = len(model.prompts)
@@ -185,6 +186,12 @@ def test_guests_the_small_pool_and_the_past(serve: Serve, visit: Visit, pictures
     served.until(lambda header: header["running"] >= 3 and header["shared"] > 0)
     wait_until(lambda: len(served.server.recorder.past()["samples"]) > 4)
     tab.page.screenshot(path=pictures / "light.png")
+    settings = tab.page.locator("details.settings")
+    for close in (lambda: tab.page.keyboard.press("Escape"), lambda: tab.page.locator("canvas.map").click()):
+        settings.locator("summary").click()
+        settings.locator("select.policy").wait_for()
+        close()
+        settings.locator("select.policy").wait_for(state="hidden")
     tab.page.get_by_role("button", name="Small pool (48)").click()
     served.until(lambda header: header["num_blocks"] == 48 and header["status"] == "serving")
     tab.page.get_by_role("button", name="Normal pool (256)").wait_for()

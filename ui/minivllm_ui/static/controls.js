@@ -6,6 +6,7 @@ export function makeControls(root) {
   const find = selector => root.querySelector(selector);
   const guests = find('.guests output'), fewer = find('.fewer'), more = find('.more'), pool = find('select.pool'), policy = find('select.policy');
   const small = find('button.small'), failed = find('.failed'), revive = find('button.revive');
+  const settings = find('details.settings');
   let now = null, settled = 0;  // until then, what a picture says may be older than our order
 
   async function order(what) {
@@ -32,6 +33,8 @@ export function makeControls(root) {
   pool.addEventListener('change', () => restart(Number(pool.value), now.policy));
   policy.addEventListener('change', () => restart(now.num_blocks, policy.value));
   revive.addEventListener('click', () => order({ revive: true }));
+  document.addEventListener('click', event => settings.contains(event.target) || settings.removeAttribute('open'));  // it hides the map
+  document.addEventListener('keydown', event => event.key === 'Escape' && settings.removeAttribute('open'));
 
   function options(select, entries, chosen) {
     const key = JSON.stringify([entries, chosen]);
