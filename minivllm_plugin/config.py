@@ -103,7 +103,11 @@ class EngineConfig:
         _choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "float32", "bfloat16", "int8"))
         _choice("pooling", self.pooling, ("auto", "last", "mean"))
         _choice("load_format", self.load_format, ("auto", "dummy"))
-        _choice("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise ConfigError(
+                f"scheduling_policy must be one of fcfs, priority, got {self.scheduling_policy!r}; a plugin's policy is named in "
+                "policies, such as policies=['sjf']"
+            )
         if not isinstance(self.device, str) or self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps", "xpu"):
             raise ConfigError(f"device must be auto, cpu, cuda, mps or xpu (cuda:1 for the second), got {self.device!r}")
         for name, at_least in (("max_num_sequences", 1), ("max_num_batched_tokens", 1), ("block_size", 1), ("max_queue_size", 0)):
