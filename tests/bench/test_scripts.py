@@ -117,6 +117,29 @@ def test_the_benchmark_of_observers_runs(script: Script, tmp_path: Path) -> None
     assert rows[0]["us_a_step"] == 0
 
 
+def test_the_benchmark_of_the_page_runs(script: Script, tmp_path: Path) -> None:
+    pytest.importorskip("gradio", reason="the page needs Gradio: pip install 'minivllm-plugin[ui]'")
+    target = tmp_path / "r.json"
+    short = ["--seconds", "0.3", "--settle", "0", "--rounds", "1", "--steps", "20", "--repeat", "1", "--frames", "1"]
+    script("page_costs").main([*short, "--json", str(target)])
+    rows = {(row["what"], row["blocks"]): row for row in json.loads(target.read_text())["summary"]}
+    assert {what for what, blocks in rows if blocks == 1000} >= {
+        "observer, engine thread",
+        "idle engine, one poller more",
+        "busy engine, one poller more",
+    }
+    assert rows["snapshot, engine thread", 10_000]["median"] > 0
+    assert 0 < rows["idle engine, nobody looks", 1000]["median"] < rows["busy engine, nobody looks", 1000]["median"]
+
+
+@pytest.mark.parametrize("steps", ["0", "100000"])
+def test_the_benchmark_of_the_page_refuses_what_does_not_fit(script: Script, steps: str) -> None:
+    pytest.importorskip("gradio", reason="the page needs Gradio: pip install 'minivllm-plugin[ui]'")
+    with pytest.raises(SystemExit) as caught:
+        script("page_costs").main(["--steps", steps])
+    assert caught.value.code == 2
+
+
 def test_seconds_of_is_a_median_of_at_least_five(script: Script) -> None:
     calls: list[int] = []
     assert script("op_timing").seconds_of(lambda: calls.append(1), 0.0) >= 0
