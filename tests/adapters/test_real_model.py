@@ -51,7 +51,7 @@ def test_four_styles_and_the_engine_agree(llm: LLM) -> None:
         assert answer.usage.prompt_tokens == len(expected.prompt_token_ids)
         assert answer.usage.completion_tokens == len(completion.token_ids)
     for chunks in (list(_ask(stream=True, stream_options={"include_usage": True})), achunks):
-        assert len(chunks) > 3
+        assert len(chunks) >= 3  # text, usage and reason; a reader who lags gets its text in few pieces
         assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == completion.text
         assert chunks[-1].usage.prompt_tokens == len(expected.prompt_token_ids)
         assert chunks[-1].usage.completion_tokens == len(completion.token_ids)

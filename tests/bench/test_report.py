@@ -91,7 +91,7 @@ def test_a_place_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) ->
     check_writable(None)
     check_writable(tmp_path / "new.json")
     for path in (tmp_path, tmp_path / "missing" / "r.json"):
-        with pytest.raises(ConfigError, match=r"--json .*directory"):
+        with pytest.raises(ConfigError, match=r"cannot be written.*directory"):
             check_writable(path)
 
 
