@@ -1,5 +1,6 @@
 """What the server answers: state, control, who may ask; and the programs around it."""
 
+import asyncio
 import json
 import urllib.error
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from minivllm_plugin.plugins import discovery
 from minivllm_ui.check import ask_over_http, open_url
 from minivllm_ui.frames import decode
 from minivllm_ui.guard import Guard
+from minivllm_ui.state_door import StateDoor
 from minivllm_ui.top import picture, watch
 
 Serve = Callable[..., Any]
@@ -95,7 +97,6 @@ async def _passed(scope: Any, receive: Any, send: Any) -> None:
     ],
 )
 def test_the_guard_knows_this_machine_and_this_site(headers: dict[str, str], method: str, passes: bool) -> None:
-    import asyncio
 
     scope: dict[str, Any] = {
         "type": "http",
@@ -114,6 +115,37 @@ def test_the_guard_knows_this_machine_and_this_site(headers: dict[str, str], met
     asyncio.run(Guard(_passed, None, local_only=True)(scope, receive, send))
     assert scope.get("passed", False) is passes
     assert passes or sent[0]["status"] == 403
+
+
+def test_the_present_comes_through_its_own_door_and_all_else_through_the_application() -> None:
+    class Pictures:
+        def frame(self, since: str, mine: str) -> bytes | None:
+            return None if since == "7" else f"{since}|{mine}".encode()
+
+    def ask(query: str, method: str = "GET", path: str = "/engine/state") -> Any:
+        scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": []}
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        asyncio.run(StateDoor(_passed, Pictures())(scope, _nothing_more, send))  # type: ignore[arg-type]
+        return "application" if scope.get("passed") else (sent[0]["status"], sent[1]["body"])
+
+    assert ask("since=3&mine=chat-1") == (200, b"3|chat-1")
+    assert ask("") == (200, b"|")
+    assert ask("since=7&mine=") == (204, b"")
+    for query, method, path in (
+        ("at=5", "GET", "/engine/state"),
+        ("format=json", "GET", "/engine/state"),
+        ("", "POST", "/engine/state"),
+        ("", "GET", "/engine/past"),
+    ):
+        assert ask(query, method, path) == "application"
+
+
+async def _nothing_more() -> Any:
+    return {"type": "http.disconnect"}
 
 
 def test_a_taken_port_and_an_unknown_policy_are_named(serve: Serve) -> None:

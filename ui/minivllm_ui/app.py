@@ -21,6 +21,7 @@ from minivllm_ui.observer import EngineObserver
 from minivllm_ui.page import STATIC, build_page
 from minivllm_ui.recorder import Recorder
 from minivllm_ui.routes import engine_routes
+from minivllm_ui.state_door import StateDoor
 
 __all__ = ["DEFAULT_NUM_BLOCKS", "PageServer", "PageSettings"]
 
@@ -146,7 +147,8 @@ class PageServer:
         )
         queue: Any = page._queue
         queue.sleep_when_free = QUEUE_NAP
-        return Guard(app, self._settings.auth, local_only=self._settings.host in ("127.0.0.1", "localhost", "::1"))
+        is_local = self._settings.host in ("127.0.0.1", "localhost", "::1")
+        return Guard(StateDoor(app, self.recorder), self._settings.auth, local_only=is_local)
 
 
 class _Server(uvicorn.Server):
