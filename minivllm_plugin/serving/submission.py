@@ -64,9 +64,7 @@ class RequestSubmission:
         tokenizer, service = self._loaded.tokenizer, self._service
         if params.stop and tokenizer is None:
             raise InvalidRequestError(f"stop={params.stop!r} needs a tokenizer, and this model has none; use stop_token_ids")
-        deadline = None if timeout is None else deadline_after(timeout)
-        if timeout is not None and timeout <= 0:
-            raise InvalidRequestError(f"timeout={timeout} must be greater than 0 seconds, or None")
+        deadline = _deadline(timeout)
         salt = cache_salt if cache_salt is not None else prompt.cache_salt
         check_queueing(request_id, priority, salt, metadata)
         check_request(prompt.token_ids, params, self._loaded.limits)
@@ -102,7 +100,7 @@ class RequestSubmission:
     ) -> EmbeddingRequest:
         """Queue a request that ends with a vector. Arguments and errors as of :meth:`minivllm_plugin.LLM.submit_embedding`."""
         service = self._service
-        deadline = None if timeout is None else deadline_after(timeout)
+        deadline = _deadline(timeout)
         check_queueing(None, priority, prompt.cache_salt)
         self.check_embedding(prompt)
         identity = service.next_request_id()
@@ -124,3 +122,11 @@ class RequestSubmission:
         service.submit(request)
         handle.arm(lambda: self._service.abort_request(request))
         return handle
+
+
+def _deadline(timeout: float | None) -> float | None:
+    """When a request with this timeout must have ended. One that could only expire is refused."""
+    deadline = None if timeout is None else deadline_after(timeout)
+    if timeout is not None and timeout <= 0:
+        raise InvalidRequestError(f"timeout={timeout} must be greater than 0 seconds, or None")
+    return deadline

@@ -159,3 +159,13 @@ def test_a_prompt_that_is_bad_is_refused_before_any_starts() -> None:
         with pytest.raises(InvalidRequestError):
             llm.embed("text, and no tokenizer", use_tqdm=False)
     assert runner.num_calls == 0
+
+
+@pytest.mark.parametrize("timeout", [0, -1.5])
+def test_a_timeout_that_could_only_pass_is_refused_as_for_completions(timeout: float) -> None:
+    llm, runner = scripted_llm()
+    with llm:
+        for submit in (llm.submit, llm.submit_embedding):
+            with pytest.raises(InvalidRequestError, match=rf"timeout={timeout} must be greater than 0 seconds"):
+                submit([1, 2], timeout=timeout)
+        assert runner.num_calls == 0
