@@ -25,6 +25,7 @@ __all__ = [
     "embedding",
     "explain",
     "linear",
+    "norm_rotary_store",
     "rms_norm",
     "rotary",
     "sample",
@@ -32,7 +33,19 @@ __all__ = [
     "store_kv",
 ]
 
-OPS = ("embedding", "linear", "rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "store_kv", "attention", "argmax", "sample")
+OPS = (
+    "embedding",
+    "linear",
+    "rms_norm",
+    "add_rms_norm",
+    "rotary",
+    "silu_and_mul",
+    "store_kv",
+    "norm_rotary_store",
+    "attention",
+    "argmax",
+    "sample",
+)
 
 
 def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
@@ -77,6 +90,29 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write ``k, v [T, K, D]`` to slots ``slot_mapping [T]`` (int64, block * block_size + offset). Negative slots are skipped."""
     implementation("store_kv", k.device.type)(k, v, k_cache, v_cache, slot_mapping)
+
+
+def norm_rotary_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """What stands between the projections and attention, in one pass: per-head norm, rotation, store -> q ``[T, H, D]``.
+
+    The same as :func:`rms_norm` of ``q [T, H, D]`` and ``k [T, K, D]`` over D with ``q_weight`` and ``k_weight [D]`` (both or
+    neither), :func:`rotary` and :func:`store_kv`. A backend's own version is used where these three ops are its own as well.
+    """
+    function = implementation("norm_rotary_store", q.device.type)
+    result: Tensor = function(q, k, v, positions, cos_sin, k_cache, v_cache, slot_mapping, q_weight, k_weight, eps)
+    return result
 
 
 def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:

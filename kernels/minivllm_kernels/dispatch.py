@@ -38,6 +38,10 @@ BACKENDS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "reference": ("minivllm_kernels.reference", ("cpu", "cuda", "mps", "xpu")),
 }
 
+# An op that does the work of others is taken from a backend only where these come from it as well: whoever brings a cache layout
+# of their own has a store_kv that must not be passed by. The reference composes it of whatever ops were chosen.
+FUSED: dict[str, tuple[str, ...]] = {"norm_rotary_store": ("rms_norm", "rotary", "store_kv")}
+
 
 class KernelUnavailableError(RuntimeError):
     """A backend was asked for by name but cannot run the op on this device."""
@@ -140,6 +144,10 @@ def _pick(op: str, device: str, backends: Backends) -> Choice:
     passed_over: list[tuple[str, str]] = []
     for name in forced or list(backends):
         reason, function = _probe(name, op, device, backends)
+        if function is not None and name != "reference" and op in FUSED:
+            others = {part: _pick(part, device, backends).backend for part in FUSED[op]}
+            foreign = [f"{part} is {other}'s" for part, other in others.items() if other != name]
+            reason, function = (", ".join(foreign), None) if foreign else ("", function)
         if function is not None:
             return Choice(op, device, name, function, tuple(passed_over))
         passed_over.append((name, reason))

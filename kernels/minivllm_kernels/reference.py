@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import minivllm_kernels
 from minivllm_kernels.draws import TokenDraw
 from minivllm_kernels.metadata import AttentionMetadata
 
@@ -20,6 +21,7 @@ __all__ = [
     "embedding",
     "filter_probabilities",
     "linear",
+    "norm_rotary_store",
     "rms_norm",
     "rotary",
     "sample",
@@ -70,6 +72,27 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slot_mapping, v.to(v_cache.dtype))
 
 
+def norm_rotary_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+) -> Tensor:
+    # Through the public ops: another backend may have one of the three.
+    if q_weight is not None and k_weight is not None:
+        q, k = minivllm_kernels.rms_norm(q, q_weight, eps), minivllm_kernels.rms_norm(k, k_weight, eps)
+    q, k = minivllm_kernels.rotary(q, k, positions, cos_sin)
+    minivllm_kernels.store_kv(k, v, k_cache, v_cache, slot_mapping)
+    return q
+
+
 def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
     plan = metadata.scratch.get("reference")
     if plan is None:
@@ -100,6 +123,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _plan(metadata: AttentionMetadata, device: torch.device, bytes_per_token: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Groups of sequences that can share one SDPA call: all decode rows together (in bounded groups), each prefill alone."""
+    assert metadata.seq_lens is not None, "a captured graph cannot be planned for"
     starts, start = [], 0
     for length in metadata.query_lens:
         starts.append(start)
@@ -125,13 +149,14 @@ def _bounded(members: list[int], seq_lens: tuple[int, ...], max_tokens: int) -> 
 def _group(
     members: list[int], starts: list[int], metadata: AttentionMetadata, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
+    assert metadata.seq_lens is not None
     new = metadata.query_lens[members[0]]
     lengths = torch.tensor([metadata.seq_lens[b] for b in members], device=device)
     width = int(max(metadata.seq_lens[b] for b in members))
     positions = torch.arange(width, device=device).expand(len(members), width)
     # Padding columns point at the sequence's last token: a slot that is written, and masked below.
     readable = torch.minimum(positions, lengths.unsqueeze(1) - 1)
-    tables = metadata.block_tables[members]
+    tables = metadata.block_tables[members].long()
     blocks = tables.gather(1, readable // metadata.block_size)
     slots = blocks * metadata.block_size + readable % metadata.block_size
     query_positions = lengths.unsqueeze(1) - new + torch.arange(new, device=device)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from minivllm_kernels import AttentionMetadata, attention, linear, rotary, silu_and_mul, store_kv
+from minivllm_kernels import AttentionMetadata, attention, linear, norm_rotary_store, silu_and_mul
 from minivllm_plugin.models.config import ModelConfig
 from minivllm_plugin.models.layers import Embedding, Linear, MergedLinear, RMSNorm, RotaryTable
 
@@ -22,10 +22,16 @@ KVCache = tuple[Tensor, Tensor]
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions: ``[T, C] -> [T, C]``; writes the new keys and values to the cache."""
+    """Grouped-query attention with rotary positions: ``[T, C] -> [T, C]``; writes the new keys and values to the cache.
+
+    Attributes:
+        q_norm, k_norm: norms over ``D`` of each query and each key head before they are rotated; None in most architectures.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.scale = config.head_dim**-0.5
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -37,14 +43,17 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, cos_sin: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
         q, k, v = self.qkv_proj(x).split(self.sizes, dim=-1)
         q, k = self.prepare_heads(q.unflatten(-1, (self.num_heads, -1)), k.unflatten(-1, (self.num_kv_heads, -1)))
-        q, k = rotary(q, k, positions, cos_sin)
         k_cache, v_cache = kv_cache
-        store_kv(k, v.unflatten(-1, (self.num_kv_heads, -1)), k_cache, v_cache, metadata.slot_mapping)
+        q_weight, k_weight, eps = None, None, 0.0
+        if self.q_norm is not None and self.k_norm is not None:
+            q_weight, k_weight, eps = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
+        v = v.unflatten(-1, (self.num_kv_heads, -1))
+        q = norm_rotary_store(q, k, v, positions, cos_sin, k_cache, v_cache, metadata.slot_mapping, q_weight, k_weight, eps)
         out: Tensor = self.o_proj(attention(q, k_cache, v_cache, metadata, self.scale).flatten(1))
         return out
 
     def prepare_heads(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """What an architecture does to ``q [T, H, D]`` and ``k [T, K, D]`` before they are rotated: here nothing."""
+        """What an architecture does to ``q [T, H, D]`` and ``k [T, K, D]`` before they are normed and rotated: here nothing."""
         return q, k
 
 

@@ -1,7 +1,5 @@
 """Qwen3, dense (Yang et al. 2025): each query and key head is normed before rotation; head size is its own number."""
 
-from torch import Tensor
-
 from minivllm_plugin.models.config import ModelConfig
 from minivllm_plugin.models.decoder import Attention, CausalLM, DecoderLayer, GatedMLP
 from minivllm_plugin.models.layers import RMSNorm
@@ -16,9 +14,6 @@ class Qwen3Attention(Attention):
         super().__init__(config)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-
-    def prepare_heads(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return self.q_norm(q), self.k_norm(k)
 
 
 class Qwen3ForCausalLM(CausalLM):

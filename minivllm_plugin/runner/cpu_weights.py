@@ -22,7 +22,6 @@ from minivllm_plugin.models.config import ModelConfig
 from minivllm_plugin.models.decoder import CausalLM, DecoderLayer, GatedMLP
 from minivllm_plugin.models.loader import ModelDescription, load_model
 from minivllm_plugin.models.progress import announce
-from minivllm_plugin.models.qwen3 import Qwen3Attention
 from minivllm_plugin.models.storage import cache_directory, exclusive, partial_directory, publish
 from minivllm_plugin.runner.tensor_file import map_tensors, write_tensors
 
@@ -114,7 +113,6 @@ def _pack_layer(layer: Module, kind: str) -> LayerWeights:
     assert isinstance(layer.mlp, GatedMLP)  # these kernels are chosen for our own architectures only
     attention, mlp = layer.self_attn, layer.mlp
     gate_up_bias = mlp.gate_up_proj.bias
-    qwen3 = attention if isinstance(attention, Qwen3Attention) else None
     return LayerWeights(
         qkv=pack_matrix(attention.qkv_proj.weight, kind, attention.qkv_proj.bias),
         out=pack_matrix(attention.o_proj.weight, kind, attention.o_proj.bias),
@@ -124,8 +122,8 @@ def _pack_layer(layer: Module, kind: str) -> LayerWeights:
         down=pack_matrix(mlp.down_proj.weight, kind, mlp.down_proj.bias),
         input_norm=_norm(layer.input_layernorm.weight),
         post_norm=_norm(layer.post_attention_layernorm.weight),
-        q_norm=_norm(qwen3.q_norm.weight) if qwen3 else None,
-        k_norm=_norm(qwen3.k_norm.weight) if qwen3 else None,
+        q_norm=None if attention.q_norm is None else _norm(attention.q_norm.weight),
+        k_norm=None if attention.k_norm is None else _norm(attention.k_norm.weight),
     )
 
 

@@ -133,3 +133,16 @@ def test_five_tokens_without_triton_flash_attention_or_gpu(error: str, dtype: st
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120, check=False)
     assert run.stderr == ""
     assert run.stdout.split() == ["8", "True"]
+
+
+def test_a_fused_op_is_taken_only_from_a_backend_that_has_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who brings only a store_kv has a cache layout of their own: a fused op of somebody else would write past it."""
+    whole = types.SimpleNamespace(norm_rotary_store=1, rms_norm=2, rotary=3, store_kv=4)
+    backends(monkeypatch, whole=(whole, ("cpu",)))
+    assert dispatch.choose("norm_rotary_store", "cpu").backend == "whole"
+    dispatch.choose.cache_clear()
+    own_layout = types.SimpleNamespace(store_kv=5)
+    backends(monkeypatch, layout=(own_layout, ("cpu",)), whole=(whole, ("cpu",)))
+    choice = dispatch.choose("norm_rotary_store", "cpu")
+    assert choice.backend == "reference"
+    assert dict(choice.passed_over)["whole"] == "store_kv is layout's"

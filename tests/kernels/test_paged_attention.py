@@ -119,7 +119,7 @@ def attention_loop(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: Attent
     """One query row and one head at a time, in float64, reading slot by slot through the block table."""
     group = q.shape[1] // k_cache.shape[2]
     out, row = torch.empty(q.shape, dtype=torch.float64), 0
-    for b, (new, total) in enumerate(zip(metadata.query_lens, metadata.seq_lens, strict=True)):
+    for b, (new, total) in enumerate(zip(metadata.query_lens, metadata.seq_lens or (), strict=True)):
         for position in range(total - new, total):
             blocks = metadata.block_tables[b].tolist()
             places = [(blocks[i // metadata.block_size], i % metadata.block_size) for i in range(position + 1)]
@@ -178,10 +178,8 @@ def test_a_row_is_the_same_alone_and_in_company() -> None:
     q, k_cache, v_cache, metadata = paged_batch((4, 2, 16), *BATCHES["mixed"], block_size=4, dtype=torch.float32)
     together = kernels.attention(q, k_cache, v_cache, metadata, 0.25)
     start = 0
-    for b, (new, total) in enumerate(zip(metadata.query_lens, metadata.seq_lens, strict=True)):
-        alone = AttentionMetadata(
-            (new,), (total,), metadata.block_tables[b : b + 1], metadata.slot_mapping[start : start + new], 4
-        )
+    for b, (new, total) in enumerate(zip(metadata.query_lens, metadata.seq_lens or (), strict=True)):
+        alone = AttentionMetadata.build([new], [total], [metadata.block_tables[b].tolist()], 4)
         got = kernels.attention(q[start : start + new], k_cache, v_cache, alone, 0.25)
         close(together[start : start + new], got.double())
         start += new

@@ -97,3 +97,23 @@ def test_rotary(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
         turns = torch.tensor([[p * 10000.0 ** (-2 * i / dim) for i in range(dim // 2)] for p in positions.tolist()]).double()
         turned = pairs * torch.exp(1j * turns).unsqueeze(1)
         close(out, torch.cat((turned.real, turned.imag), dim=-1), dtype)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_norm_rotary_store_is_its_three_parts(normed: bool) -> None:
+    torch.manual_seed(3)
+    q, k, v = torch.randn(5, 6, 16), torch.randn(5, 2, 16), torch.randn(5, 2, 16)
+    weights = (torch.rand(16), torch.rand(16)) if normed else (None, None)
+    positions, cos_sin = torch.tensor([0, 1, 2, 9, 4]), torch.rand(10, 16)
+    slots = torch.tensor([7, 8, -1, 2, 0])
+    caches = torch.full((2, 3, 4, 2, 16), torch.nan)
+    got = kernels.norm_rotary_store(q, k, v, positions, cos_sin, caches[0], caches[1], slots, *weights, 1e-5)
+    if normed:
+        q, k = kernels.rms_norm(q, weights[0], 1e-5), kernels.rms_norm(k, weights[1], 1e-5)
+    q, k = kernels.rotary(q, k, positions, cos_sin)
+    assert torch.equal(got, q)
+    written = caches.view(2, 12, 2, 16)
+    live = slots >= 0
+    assert torch.equal(written[0, slots[live]], k[live])
+    assert torch.equal(written[1, slots[live]], v[live])
+    assert written.isnan().any(dim=-1).any(dim=-1).sum() == 2 * (12 - 4)
