@@ -78,6 +78,7 @@ class Sequence:
         "num_computed_tokens",
         "num_hashed_blocks",
         "num_overtaken",
+        "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_scheduled_tokens",
@@ -146,6 +147,7 @@ class Sequence:
         self.stop_reason: int | str | None = None
         self.num_computed_tokens = 0  # tokens whose K/V stand in the cache
         self.num_scheduled_tokens = 0  # tokens given in the latest schedule()
+        self.num_pending_tokens = 0  # sampled on a device, not known here yet: 0 or 1, at position num_tokens
         self.num_cached_tokens = 0  # of the computed ones, found in the prefix cache at the latest admission
         self.prompt_cached_tokens: int | None = None  # the same at the first admission: what a usage report shows
         self.num_preemptions = 0
