@@ -2,13 +2,19 @@
 
 import os
 import platform
+import re
+import shlex
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["describe_machine", "describe_software", "resident_memory"]
+__all__ = ["describe_command", "describe_machine", "describe_software", "resident_memory", "without_directories"]
 
+DIRECTORIES = re.compile(r"(?<![\w.…])~?/(?:[^\s/'\"]+/)+")
+# Where results are written: they differ from the commit while the very measurement runs that writes them.
+WRITTEN = (":(top,exclude)benchmarks/results", ":(top,exclude)docs")
 PACKAGES = ("minivllm-plugin", "torch", "numpy", "tokenizers", "transformers")
 FLAGS = (
     "avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",
@@ -27,6 +33,20 @@ def describe_machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
     }
+
+
+def describe_command() -> str:
+    """What this process was started with, to be typed again; of absolute paths the last part only."""
+    program = Path(sys.argv[0])
+    root = Path(__file__).resolve().parents[2]
+    is_script = program.suffix == ".py" and root in program.resolve().parents
+    name = f"python {program.resolve().relative_to(root).as_posix()}" if is_script else program.name
+    return " ".join([name, *(without_directories(shlex.quote(argument)) for argument in sys.argv[1:])])
+
+
+def without_directories(text: str) -> str:
+    """The text with absolute paths cut to their last part: what was where on this machine concerns nobody."""
+    return DIRECTORIES.sub("…/", text)
 
 
 def describe_software() -> dict[str, Any]:
@@ -80,7 +100,8 @@ def _commit() -> str | None:
     # An installation inside somebody else's checkout must not report their commit: this very file has to be tracked.
     if _git("ls-files", "--error-unmatch", here.name) is None:
         return None
-    commit, changes = _git("rev-parse", "--short=12", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":(top)", *WRITTEN)
     return None if commit is None else commit + ("-dirty" if changes else "")
 
 

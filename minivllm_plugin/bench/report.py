@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm_plugin.bench.machine import describe_machine, describe_software
+from minivllm_plugin.bench.machine import describe_command, describe_machine, describe_software
 from minivllm_plugin.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Report:
         runs: every run, in the order in which they were made.
         facts: single figures beside the table.
         date: UTC, ISO 8601.
+        command: what the process was started with.
     """
 
     benchmark: str
@@ -45,6 +46,7 @@ class Report:
     machine: Row = field(default_factory=describe_machine)
     software: Row = field(default_factory=describe_software)
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    command: str = field(default_factory=describe_command)
     format: int = FORMAT
 
     def to_json(self) -> str:

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from minivllm_plugin.bench import machine
-from minivllm_plugin.bench.machine import describe_machine, describe_software, resident_memory
+from minivllm_plugin.bench.machine import (
+    describe_command,
+    describe_machine,
+    describe_software,
+    resident_memory,
+    without_directories,
+)
 from minivllm_plugin.bench.report import Report, check_writable, median, percentile, significant
 from minivllm_plugin.bench.table import show_report
 from minivllm_plugin.errors import ConfigError
@@ -43,6 +49,7 @@ def test_the_json_says_where_and_with_what(tmp_path: Path) -> None:
         "machine",
         "software",
         "date",
+        "command",
         "format",
     }
     assert set(read["machine"]) == {"cpu", "cpu_features", "cores", "memory_bytes", "system", "load_average"}
@@ -72,6 +79,41 @@ def test_the_commit_is_that_of_this_very_file_or_none(monkeypatch: pytest.Monkey
     assert len(commit) == 12
     installed.write_text("changed")
     assert describe_software()["commit"] == f"{commit}-dirty"
+
+
+def test_results_being_written_do_not_make_the_commit_dirty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        settings = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *settings, "-C", str(tmp_path), *arguments], check=True, capture_output=True)
+
+    places = [tmp_path / name for name in ("package/bench/machine.py", "benchmarks/results/a.json", "docs/performance.md")]
+    for place in places:
+        place.parent.mkdir(parents=True)
+        place.write_text("")
+    monkeypatch.setattr(machine, "__file__", str(places[0]))
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "all")
+    for place in places[1:]:
+        place.write_text("a run's")
+    assert len(describe_software()["commit"]) == 12
+    places[0].write_text("changed")
+    assert describe_software()["commit"].endswith("-dirty")
+
+
+def test_the_command_can_be_typed_again_and_tells_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(machine.__file__).parents[2]
+    arguments = ["smollm2-135m", "--openvino", "/home/me/ov/bin/python", "--json=/tmp/r.json", "--set", "a b", "--n", "1,8"]
+    monkeypatch.setattr("sys.argv", [str(root / "benchmarks" / "peers.py"), *arguments])
+    expected = "python benchmarks/peers.py smollm2-135m --openvino …/python --json=…/r.json --set 'a b' --n 1,8"
+    assert describe_command() == expected
+    monkeypatch.setattr("sys.argv", ["/somewhere/bin/minivllm", "bench", "startup"])
+    assert describe_command() == "minivllm bench startup"
+
+
+def test_directories_are_cut_and_relative_places_kept() -> None:
+    assert without_directories("no '/root/.cache/m/x.gguf' here, ~/a/b neither") == "no '…/x.gguf' here, …/b neither"
+    assert without_directories("benchmarks/results/a.json 1/2 n/a") == "benchmarks/results/a.json 1/2 n/a"
 
 
 def test_no_git_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
