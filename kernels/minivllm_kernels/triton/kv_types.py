@@ -5,8 +5,8 @@ constexpr ``FORMAT`` that says what the bytes mean, so that they work on every c
 refuses the type there. A byte is widened to float16, which holds every value of both kinds exactly; that is two or three integer
 instructions an element, and one for two elements where the card converts in hardware (e4m3 from sm_89 on).
 
-A stored value is ``value / scale`` with one float scale a tensor (``k_scale``, ``v_scale``; 1.0 unless the checkpoint has others),
-rounded to nearest even, and saturated at the largest finite value, as NVIDIA's own conversions are (``cvt.rn.satfinite``). NaN is
+A stored value is ``value / scale`` with one float scale a tensor (``k_scale``, ``v_scale``; 1.0 unless the checkpoint has
+others), rounded to nearest even, and saturated at the largest finite value, as NVIDIA's own conversions are (``cvt.rn.satfinite``). NaN is
 stored as NaN; reading e4m3 by bits gives 480 for it, since no kernel relies on NaN coming back.
 
 Formats: OCP 8-bit Floating Point Specification 1.0 (2023), E4M3 and E5M2.
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minivllm_kernels.triton.launch import FLOATS, compiled
+from minivllm_kernels.triton.launch import FLOATS
 
 __all__ = ["FLOAT8", "as_stored", "check_scale", "narrow", "widen"]
 
@@ -41,7 +41,7 @@ def as_stored(op: str, cache: Tensor) -> tuple[Tensor, str]:
             "or float8_e5m2"
         )
     kind = FLOAT8[cache.dtype]
-    if kind == "e4m3" and cache.is_cuda and compiled(widen) and torch.cuda.get_device_capability(cache.device) >= HARDWARE_E4M3:
+    if kind == "e4m3" and cache.is_cuda and torch.cuda.get_device_capability(cache.device) >= HARDWARE_E4M3:
         kind = "e4m3_hardware"
     return cache.view(torch.uint8), kind
 
