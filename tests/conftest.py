@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # no price list from the network
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may need the hub
+os.environ.setdefault("TRITON_INTERPRET", "1")  # GPU kernels run on the CPU here; read when triton is first imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forked helpers would warn
 
 from pathlib import Path

@@ -19,7 +19,7 @@ __all__ = ["AttentionBackend", "AttentionBackendRegistry"]
 
 logger = logging.getLogger(__name__)
 
-BUILT_IN = ("cpu", "reference")
+BUILT_IN = ("cpu", "triton", "reference", "interpreter")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 # What the compiled CPU kernels, which compute whole steps, still call one by one.
 AFTER_THE_STEP = ("argmax", "sample")
