@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from minivllm_kernels.dispatch import explain, implementation
-from minivllm_kernels.draws import TokenDraw
-from minivllm_kernels.metadata import AttentionMetadata
+from minivllm_kernels.draws import DrawTensors, TokenDraw
+from minivllm_kernels.metadata import AttentionGeometry, AttentionMetadata
 
 __all__ = [
     "OPS",
+    "AttentionGeometry",
     "AttentionMetadata",
+    "DrawTensors",
     "TokenDraw",
     "add_rms_norm",
     "argmax",
@@ -29,6 +31,7 @@ __all__ = [
     "rms_norm",
     "rotary",
     "sample",
+    "sample_rows",
     "silu_and_mul",
     "store_kv",
 ]
@@ -45,6 +48,7 @@ OPS = (
     "attention",
     "argmax",
     "sample",
+    "sample_rows",
 )
 
 
@@ -138,4 +142,14 @@ def sample(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
     what is left, in the order of token ids. The most likely token always stays; of equals the lower ids.
     """
     tokens: Tensor = implementation("sample", logits.device.type)(logits, draws)
+    return tokens
+
+
+def sample_rows(logits: Tensor, draws: DrawTensors) -> Tensor:
+    """:func:`argmax` of the rows with temperature 0 and :func:`sample` of the others -> ``[S]`` int64, in one pass.
+
+    A row of ``logits [S, V]`` with a NaN or +inf, or with nothing but -inf, gives -1. A backend's own version reads no value on
+    the host, so that it may stand in a captured graph; it is used where argmax and sample are that backend's as well.
+    """
+    tokens: Tensor = implementation("sample_rows", logits.device.type)(logits, draws)
     return tokens

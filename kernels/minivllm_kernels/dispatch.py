@@ -1,6 +1,9 @@
 """Which backend runs which op, decided once per (op, device) and explainable afterwards.
 
-A backend is a module with one function per op it implements, under the op's own name, and perhaps ``unavailable()``.
+A backend is a module with one function per op it implements, under the op's own name. It may have ``unavailable()``, which says
+why it cannot be used on this machine, or None, and ``unsupported(op, geometry)``, which says why it cannot do an op for models of
+this :class:`~minivllm_kernels.metadata.AttentionGeometry`, or None. The first is asked at every choice, the second only in a
+table that was made for a geometry (:func:`fitted`): once, when a model is loaded, and never in the middle of a pass.
 ``MINIVLLM_KERNELS`` forces an ordered list of backends (for example ``MINIVLLM_KERNELS=reference``); a forced backend that
 cannot run is an error, never a silent fallback.
 
@@ -14,7 +17,10 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minivllm_kernels.metadata import AttentionGeometry
 
 __all__ = [
     "BackendTable",
@@ -23,6 +29,7 @@ __all__ = [
     "builtin_backends",
     "choose",
     "explain",
+    "fitted",
     "implementation",
     "using",
     "why_not",
@@ -42,7 +49,10 @@ BACKENDS: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 # An op that does the work of others is taken from a backend only where these come from it as well: whoever brings a cache layout
 # of their own has a store_kv that must not be passed by. The reference composes it of whatever ops were chosen.
-FUSED: dict[str, tuple[str, ...]] = {"norm_rotary_store": ("rms_norm", "rotary", "store_kv")}
+FUSED: dict[str, tuple[str, ...]] = {
+    "norm_rotary_store": ("rms_norm", "rotary", "store_kv"),
+    "sample_rows": ("argmax", "sample"),
+}
 
 
 class KernelUnavailableError(RuntimeError):
@@ -65,18 +75,20 @@ class BackendTable:
 
     Args:
         backends: name -> (module, its name, or any object with functions named like the ops; devices it serves). An object
-            may have ``unavailable()``, which says why it cannot be used here, or None.
+            may have ``unavailable()`` and ``unsupported(op, geometry)``, see the top of this module.
+        geometry: of the model that it is for; None: no backend is asked whether it can do the model.
     """
 
-    def __init__(self, backends: Backends) -> None:
+    def __init__(self, backends: Backends, geometry: "AttentionGeometry | None" = None) -> None:
         self.backends = dict(backends)
+        self.geometry = geometry
         self._choices: dict[tuple[str, str], Choice] = {}
 
     def choose(self, op: str, device: str) -> Choice:
         """As :func:`choose`, among these backends."""
         found = self._choices.get((op, device))
         if found is None:
-            found = self._choices[op, device] = _pick(op, device, self.backends)
+            found = self._choices[op, device] = _pick(op, device, self.backends, self.geometry)
         return found
 
     def explain(self, device: str = "cpu") -> list[Choice]:
@@ -128,11 +140,21 @@ def why_not(backend: str, device: str, op: str = "argmax") -> str | None:
     return None if function is not None else reason
 
 
-def explain(device: str = "cpu") -> list[Choice]:
-    """The choice for every op on ``device``, in the order of ``minivllm_kernels.OPS``."""
+def explain(device: str = "cpu", geometry: "AttentionGeometry | None" = None) -> list[Choice]:
+    """The choice for every op on ``device``, in the order of ``minivllm_kernels.OPS``; with ``geometry``, for such a model."""
     from minivllm_kernels import OPS
 
+    if geometry is not None:
+        return fitted(geometry).explain(device)
     return [choose(op, device) for op in OPS]
+
+
+def fitted(geometry: "AttentionGeometry", table: BackendTable | None = None) -> BackendTable:
+    """The backends of ``table``, or the built-in ones, without those that cannot do a model of this geometry.
+
+    Whoever loads a model makes one, computes inside ``with using(it)``, and can have it ``explain()`` what was passed over.
+    """
+    return BackendTable(builtin_backends() if table is None else table.backends, geometry)
 
 
 @cache
@@ -141,13 +163,13 @@ def choose(op: str, device: str) -> Choice:
     return _pick(op, device, BACKENDS)
 
 
-def _pick(op: str, device: str, backends: Backends) -> Choice:
+def _pick(op: str, device: str, backends: Backends, geometry: "AttentionGeometry | None" = None) -> Choice:
     forced = _forced()
     passed_over: list[tuple[str, str]] = []
     for name in forced or list(backends):
-        reason, function = _probe(name, op, device, backends)
+        reason, function = _probe(name, op, device, backends, geometry)
         if function is not None and name != "reference" and op in FUSED:
-            others = {part: _pick(part, device, backends).backend for part in FUSED[op]}
+            others = {part: _pick(part, device, backends, geometry).backend for part in FUSED[op]}
             foreign = [f"{part} is {other}'s" for part, other in others.items() if other != name]
             reason, function = (", ".join(foreign), None) if foreign else ("", function)
         if function is not None:
@@ -162,7 +184,9 @@ def _forced() -> list[str]:
     return [name.strip() for name in os.environ.get(ENVIRONMENT_VARIABLE, "").split(",") if name.strip()]
 
 
-def _probe(name: str, op: str, device: str, backends: Backends) -> tuple[str, Callable[..., Any] | None]:
+def _probe(
+    name: str, op: str, device: str, backends: Backends, geometry: "AttentionGeometry | None" = None
+) -> tuple[str, Callable[..., Any] | None]:
     if name not in backends:
         return f"unknown backend, known are {', '.join(backends)}", None
     module, devices = backends[name]
@@ -176,9 +200,16 @@ def _probe(name: str, op: str, device: str, backends: Backends) -> tuple[str, Ca
     function = getattr(module, op, None)
     if function is None:
         return "does not have this op", None
-    unavailable = getattr(module, "unavailable", None)  # a backend that is built on first use says here that it cannot be
-    try:
-        reason = unavailable() if unavailable is not None else None
-    except Exception as error:  # a plugin's, perhaps
-        reason = f"its unavailable() failed ({type(error).__name__}: {error})"
+    reason = _asked(module, "unavailable")  # one that is built on first use says here that it cannot be
+    if reason is None and geometry is not None:
+        reason = _asked(module, "unsupported", op, geometry)
     return (reason, None) if reason else ("", function)
+
+
+def _asked(module: Any, question: str, *arguments: Any) -> str | None:
+    """What the backend says for a reason against itself, or None."""
+    function = getattr(module, question, None)
+    try:
+        return None if function is None else function(*arguments)
+    except Exception as error:  # a plugin's, perhaps
+        return f"its {question}() failed ({type(error).__name__}: {error})"

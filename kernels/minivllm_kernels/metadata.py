@@ -11,7 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["AttentionMetadata"]
+__all__ = ["AttentionGeometry", "AttentionMetadata"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGeometry:
+    """What of a model, its cache and its settings stays the same for all passes: what a backend may be unable to do.
+
+    Attributes:
+        block_size: tokens per block of the cache.
+        dtype: of queries and activations.
+        cache_dtype: of keys and values in the cache.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import minivllm_kernels
-from minivllm_kernels.draws import TokenDraw
+from minivllm_kernels.draws import DrawTensors, TokenDraw
 from minivllm_kernels.metadata import AttentionMetadata
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "rms_norm",
     "rotary",
     "sample",
+    "sample_rows",
     "silu_and_mul",
     "store_kv",
 ]
@@ -167,6 +168,18 @@ def _group(
 
 def sample(logits: Tensor, draws: Sequence[TokenDraw]) -> Tensor:
     return torch.stack([_draw(row, draw) for row, draw in zip(logits, draws, strict=True)])
+
+
+def sample_rows(logits: Tensor, draws: DrawTensors) -> Tensor:
+    # Through the public ops: another backend may have one of the two.
+    best = minivllm_kernels.argmax(logits)
+    healthy = logits.gather(1, best.unsqueeze(1)).squeeze(1).isfinite()  # a NaN counts as the largest
+    tokens = torch.where(healthy, best, -1)
+    wanted = draws.tolist()
+    random = [row for row, fine in enumerate(healthy.tolist()) if fine and wanted[row].temperature > 0]
+    if random:
+        tokens[random] = minivllm_kernels.sample(logits[random], [wanted[row] for row in random])
+    return tokens
 
 
 def _draw(logits: Tensor, draw: TokenDraw) -> Tensor:

@@ -1,5 +1,6 @@
 """Choosing a backend: by order, by force, and with broken optional packages in the way (trials J06)."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import minivllm_kernels as kernels
 from minivllm_kernels import dispatch
@@ -146,3 +148,50 @@ def test_a_fused_op_is_taken_only_from_a_backend_that_has_its_parts(monkeypatch:
     choice = dispatch.choose("norm_rotary_store", "cpu")
     assert choice.backend == "reference"
     assert dict(choice.passed_over)["whole"] == "store_kv is layout's"
+
+
+GEOMETRY = kernels.AttentionGeometry(
+    num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16, cache_dtype=torch.bfloat16
+)
+
+
+def test_what_cannot_do_a_model_is_passed_over_for_it_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def unsupported(op: str, geometry: kernels.AttentionGeometry) -> str | None:
+        asked.append((op, geometry))
+        return f"block_size {geometry.block_size} is odd to it" if geometry.block_size < 256 else None
+
+    picky = types.SimpleNamespace(attention="picky", unsupported=unsupported)
+    backends(monkeypatch, picky=(picky, ("cpu",)))
+    assert dispatch.choose("attention", "cpu").backend == "picky"
+    assert asked == []  # without a model there is nothing to ask
+    by_op = {choice.op: choice for choice in explain("cpu", GEOMETRY)}
+    assert by_op["attention"].backend == "reference"
+    assert by_op["attention"].passed_over == (("picky", "block_size 16 is odd to it"),)
+    assert asked == [("attention", GEOMETRY)]  # only for the op that it has
+    large = dispatch.fitted(dataclasses.replace(GEOMETRY, block_size=256))
+    assert large.choose("attention", "cpu").backend == "picky"
+    with dispatch.using(large):
+        assert implementation("attention", "cpu") == "picky"
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "picky")
+    with pytest.raises(KernelUnavailableError, match=r"'attention' on 'cpu' \(picky: block_size 16 is odd to it\)"):
+        dispatch.fitted(GEOMETRY).choose("attention", "cpu")
+
+
+def test_a_table_of_an_engine_is_fitted_to_its_model_and_one_that_fails_to_say_is_passed_over() -> None:
+    broken = types.SimpleNamespace(attention="broken", unsupported=lambda op, geometry: 1 / 0)
+    table = dispatch.BackendTable({"broken": (broken, ("cpu",)), **dispatch.builtin_backends()})
+    assert table.choose("attention", "cpu").backend == "broken"
+    choice = dispatch.fitted(GEOMETRY, table).choose("attention", "cpu")
+    assert choice.backend == "reference"
+    assert choice.passed_over[0] == ("broken", "its unsupported() failed (ZeroDivisionError: division by zero)")
+    assert dispatch.fitted(GEOMETRY, table).geometry == GEOMETRY
+
+
+def test_rows_are_sampled_in_one_pass_only_by_whom_both_kinds_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = types.SimpleNamespace(sample_rows=1, argmax=2, sample=3)
+    backends(monkeypatch, mine=(types.SimpleNamespace(sample=4), ("cpu",)), whole=(whole, ("cpu",)))
+    choice = dispatch.choose("sample_rows", "cpu")
+    assert choice.backend == "reference"
+    assert dict(choice.passed_over)["whole"] == "sample is mine's"
