@@ -2,7 +2,8 @@
 
 The index decides which files count; without one, ``model.safetensors`` does; without either, every ``*.safetensors`` if no
 two of them hold the same tensor. Everything is checked from the headers before the first weight is read, so the outcome
-never depends on the order of a directory listing and a bad checkpoint fails fast.
+never depends on the order of a directory listing and a bad checkpoint fails fast. Of a model that several ranks share, each
+reads its own part of a tensor.
 """
 
 import json
@@ -17,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from minivllm_plugin.errors import ModelLoadError, UnsupportedModelError
-from minivllm_plugin.models.layers import ParameterSource, parameter_sources
+from minivllm_plugin.models.layers import ParameterSource, TensorSlice, parameter_sources
 
-__all__ = ["Checkpoint", "TensorTable", "fill_parameters", "open_checkpoint", "read_json"]
+__all__ = ["Checkpoint", "TensorTable", "fill_parameters", "open_checkpoint", "read_json", "stacked"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +51,17 @@ class Checkpoint:
 
     def tensor(self, name: str) -> Tensor:
         """A view of the mapped file: copy it before the block ends."""
-        try:
+        with self._explained(name):
             tensor: Tensor = self._readers[self.files[name]].get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"cannot read tensor {name!r} from {self.path(name)}: {error}") from error
+        return tensor
+
+    def part(self, wanted: TensorSlice) -> Tensor:
+        """A part of one tensor; no more of the file is read. Copy it before the block ends."""
+        if wanted.is_whole:
+            return self.tensor(wanted.tensor)
+        index = (*(slice(None),) * wanted.dim, slice(wanted.start, wanted.stop))
+        with self._explained(wanted.tensor):
+            tensor: Tensor = self._slice(wanted.tensor)[index]
         return tensor
 
     def path(self, name: str) -> Path:
@@ -61,6 +69,13 @@ class Checkpoint:
 
     def _slice(self, name: str) -> Any:
         return self._readers[self.files[name]].get_slice(name)
+
+    @contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"cannot read tensor {name!r} from {self.path(name)}: {error}") from error
 
 
 class TensorTable(Checkpoint):
@@ -79,6 +94,9 @@ class TensorTable(Checkpoint):
 
     def tensor(self, name: str) -> Tensor:
         return self._tensors[name]
+
+    def part(self, wanted: TensorSlice) -> Tensor:
+        return wanted.of(self._tensors[wanted.tensor])
 
 
 @contextmanager
@@ -104,28 +122,40 @@ def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
         yield Checkpoint(directory, readers, files)
 
 
-def fill_parameters(model: nn.Module, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, tied: bool) -> None:
+def fill_parameters(
+    model: nn.Module, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, tied: bool, report: bool = True
+) -> None:
     """Give every parameter of ``model`` (built on ``meta``) its values, in ``dtype`` on ``device``. Each is copied once.
+
+    Args:
+        tied: the checkpoint's output layer, if it has one, is the embedding's.
+        report: log the tensors that nothing takes. Several ranks read one checkpoint; the first one has a use for all of them.
 
     Raises:
         ModelLoadError: a parameter has no tensor, or one of another shape.
         UnsupportedModelError: a tensor is not of floating point (a quantised checkpoint).
     """
-    planned = [(source, _tensors_for(source, checkpoint)) for source in parameter_sources(model)]
-    missing = [source for source, tensors in planned if not tensors]
+    planned = [(source, _slices_for(source, checkpoint)) for source in parameter_sources(model)]
+    missing = [source for source, slices in planned if not slices]
     if missing:
         raise ModelLoadError(_missing_message(missing, checkpoint))
-    for source, tensors in planned:
-        _check(source, tensors, checkpoint)
-    _report_unused({name for _, tensors in planned for name in tensors}, checkpoint, tied)
-    for source, tensors in planned:
-        values = torch.empty(source.parameter.shape, dtype=dtype, device=device)
-        rows = 0
-        for name in tensors:
-            part = checkpoint.tensor(name)
-            values[rows : rows + part.shape[0]].copy_(part)
-            rows += part.shape[0]
-        setattr(source.owner, source.attribute, nn.Parameter(values, requires_grad=False))
+    for _, slices in planned:
+        _check(slices, checkpoint)
+    if report:
+        _report_unused({part.tensor for _, slices in planned for part in slices}, checkpoint, tied)
+    for source, slices in planned:
+        source.set(stacked((checkpoint.part(part) for part in slices), source.parameter.shape, dtype, device))
+
+
+def stacked(parts: Iterable[Tensor], shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of ``shape`` with ``parts`` stacked along dimension 0, and zeros below them."""
+    values = torch.empty(shape, dtype=dtype, device=device)
+    rows = 0
+    for part in parts:
+        values[rows : rows + part.shape[0]].copy_(part)
+        rows += part.shape[0]
+    values[rows:].zero_()
+    return values
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -185,23 +215,19 @@ def _disjoint(directory: Path, held: dict[str, set[str]]) -> dict[str, str]:
     return files
 
 
-def _tensors_for(source: ParameterSource, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Names of the tensors that make up the parameter, stacked by rows; empty when they are not all there."""
+def _slices_for(source: ParameterSource, checkpoint: Checkpoint) -> tuple[TensorSlice, ...]:
+    """What makes up the parameter, stacked by rows; empty when it is not all there."""
     if source.tensor in checkpoint.files:
-        return (source.tensor,)
-    names = tuple(name for name, _ in source.parts)
-    return names if all(name in checkpoint.files for name in names) else ()
+        return source.whole
+    return source.parts if all(part.tensor in checkpoint.files for part in source.parts) else ()
 
 
-def _check(source: ParameterSource, tensors: tuple[str, ...], checkpoint: Checkpoint) -> None:
-    whole = tuple(source.parameter.shape)
-    rows = dict(source.parts)
-    for name in tensors:
-        wanted = whole if name == source.tensor else (rows[name], *whole[1:])
-        if checkpoint.shape(name) != wanted:
+def _check(slices: tuple[TensorSlice, ...], checkpoint: Checkpoint) -> None:
+    for name, shape in {part.tensor: part.shape for part in slices}.items():
+        if checkpoint.shape(name) != shape:
             raise ModelLoadError(
                 f"tensor {name!r} in {checkpoint.path(name)} has shape {list(checkpoint.shape(name))}, "
-                f"but config.json asks for {list(wanted)}"
+                f"but config.json asks for {list(shape)}"
             )
         if checkpoint.dtype(name) not in FLOAT_DTYPES:
             raise UnsupportedModelError(
@@ -213,7 +239,7 @@ def _check(source: ParameterSource, tensors: tuple[str, ...], checkpoint: Checkp
 def _missing_message(missing: list[ParameterSource], checkpoint: Checkpoint) -> str:
     wanted: list[str] = []
     for source in missing:
-        wanted += [name for name, _ in source.parts if name not in checkpoint.files] or [source.tensor]
+        wanted += [part.tensor for part in source.parts if part.tensor not in checkpoint.files] or [source.tensor]
     has_index = (checkpoint.directory / INDEX_NAME).is_file()
     where = INDEX_NAME if has_index else ", ".join(sorted(set(checkpoint.files.values()))) or "the files"
     return f"{where} in {checkpoint.directory} lacks {_some(wanted)}: the checkpoint is incomplete or not of this architecture"

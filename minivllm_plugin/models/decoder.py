@@ -1,19 +1,28 @@
 """The pre-norm decoder that the architectures share: attention over the paged cache, gated MLP, layer, stack, head.
 
 An architecture file says how its layer differs (:mod:`minivllm_plugin.models.qwen3` is an example). Called on the engine
-thread only; all state of a pass comes in as arguments.
+thread only; all state of a pass comes in as arguments. Of several ranks each holds a part of every layer; which one, and how
+to reach the others, is given to the layers when they are built.
 
 Shapes: ``T`` new tokens of all sequences of the batch side by side, ``C`` hidden size, ``H`` query heads, ``K`` KV heads,
-``D`` head size.
+``D`` head size; of several ranks, ``H`` and ``K`` count this rank's heads.
 """
 
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from minivllm_kernels import AttentionMetadata, attention, linear, norm_rotary_store, silu_and_mul
+from minivllm_kernels import AttentionMetadata, attention, norm_rotary_store, silu_and_mul
 from minivllm_plugin.models.config import ModelConfig
-from minivllm_plugin.models.layers import Embedding, Linear, MergedLinear, RMSNorm, RotaryTable
+from minivllm_plugin.models.layers import RMSNorm, RotaryTable
+from minivllm_plugin.models.parallel_layers import (
+    MergedColumnParallelLinear,
+    ParallelLMHead,
+    QKVParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+from minivllm_plugin.parallel.context import SINGLE, ParallelContext
 
 __all__ = ["Attention", "CausalLM", "Decoder", "DecoderLayer", "GatedMLP", "KVCache"]
 
@@ -28,17 +37,19 @@ class Attention(nn.Module):
         q_norm, k_norm: norms over ``D`` of each query and each key head before they are rotated; None in most architectures.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, parallel: ParallelContext = SINGLE) -> None:
         super().__init__()
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        heads, kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.scale = config.head_dim**-0.5
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.sizes = (q_size, kv_size, kv_size)
-        sections = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        self.qkv_proj = MergedLinear(config.hidden_size, sections, bias=config.qkv_bias)
-        self.o_proj = Linear(q_size, config.hidden_size, bias=config.output_bias)
+        self.qkv_proj = QKVParallelLinear(
+            config.hidden_size, heads, kv_heads, config.head_dim, bias=config.qkv_bias, parallel=parallel
+        )
+        self.num_heads, self.num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
+        self.sizes = tuple(count * self.head_dim for count in (self.num_heads, self.num_kv_heads, self.num_kv_heads))
+        q_size = heads * self.head_dim
+        self.o_proj = RowParallelLinear(q_size, config.hidden_size, bias=config.output_bias, parallel=parallel)
 
     def forward(self, x: Tensor, positions: Tensor, cos_sin: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
         q, k, v = self.qkv_proj(x).split(self.sizes, dim=-1)
@@ -60,11 +71,12 @@ class Attention(nn.Module):
 class GatedMLP(nn.Module):
     """``down(silu(gate(x)) * up(x))``: ``[T, C] -> [T, C]``."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, parallel: ParallelContext = SINGLE) -> None:
         super().__init__()
-        sections = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
-        self.gate_up_proj = MergedLinear(config.hidden_size, sections, bias=config.mlp_bias)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        hidden, columns, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        sections = {"gate_proj": columns, "up_proj": columns}
+        self.gate_up_proj = MergedColumnParallelLinear(hidden, sections, bias=bias, parallel=parallel)
+        self.down_proj = RowParallelLinear(columns, hidden, bias=bias, parallel=parallel)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
@@ -103,9 +115,9 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """Token ids to normed hidden states ``[T, C]``."""
 
-    def __init__(self, config: ModelConfig, layers: Sequence[DecoderLayer]) -> None:
+    def __init__(self, config: ModelConfig, layers: Sequence[DecoderLayer], parallel: ParallelContext = SINGLE) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, parallel)
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = RotaryTable(config.rope, config.head_dim, config.max_position_embeddings)
@@ -118,13 +130,19 @@ class Decoder(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """A decoder and its head. Subclasses build the layer; everything else is the same for all architectures here."""
+    """A decoder and its head. Subclasses build the layer; everything else is the same for all architectures here.
 
-    def __init__(self, config: ModelConfig) -> None:
+    Attributes:
+        config: of the whole model, whichever part this rank holds.
+        parallel: this rank, for :meth:`build_layer` to pass on.
+    """
+
+    def __init__(self, config: ModelConfig, parallel: ParallelContext = SINGLE) -> None:
         super().__init__()
         self.config = config
-        self.model = Decoder(config, [self.build_layer(config) for _ in range(config.num_layers)])
-        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        self.parallel = parallel
+        self.model = Decoder(config, [self.build_layer(config) for _ in range(config.num_layers)], parallel)
+        self.lm_head = None if config.tie_word_embeddings else ParallelLMHead(config.hidden_size, config.vocab_size, parallel)
 
     def build_layer(self, config: ModelConfig) -> DecoderLayer:
         raise NotImplementedError
@@ -139,12 +157,12 @@ class CausalLM(nn.Module):
             metadata: geometry of the batch.
 
         Returns:
-            ``[T, C]`` in the model's dtype.
+            ``[T, C]`` in the model's dtype, the same on every rank.
         """
         hidden: Tensor = self.model(input_ids, positions, kv_caches, metadata)
         return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """``hidden [S, C]`` (the rows that need a next token) -> float32 ``[S, vocab_size]``."""
-        weight = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return linear(hidden, weight).float()
+        """``hidden [S, C]`` (the rows that need a next token) -> float32 ``[S, vocab_size]``; ``[S, 0]`` on ranks above 0."""
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return head.logits(hidden).float()

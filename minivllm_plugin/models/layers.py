@@ -1,19 +1,86 @@
 """Building blocks of the decoders: parameters, and the :mod:`minivllm_kernels` op that uses each.
 
-Every block says which checkpoint tensors fill its parameters (:func:`parameter_sources`), so that the loader can prove
-that nothing was left out. Blocks know nothing of files, sequences or blocks of the cache.
+Every block says which parts of which checkpoint tensors fill its parameters (:func:`parameter_sources`), so that the loader
+can prove that nothing was left out, and reads no more than the block keeps. Blocks know nothing of files, sequences or blocks
+of the cache. Those of which a rank holds a part are in :mod:`minivllm_plugin.models.parallel_layers`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from minivllm_kernels import add_rms_norm, embedding, linear, rms_norm
+from minivllm_kernels import add_rms_norm, linear, rms_norm
 from minivllm_plugin.models.rope import RopeConfig, inverse_frequencies
 
-__all__ = ["Embedding", "Linear", "MergedLinear", "ParameterSource", "RMSNorm", "RotaryTable", "parameter_sources"]
+__all__ = [
+    "Cut",
+    "Linear",
+    "ParameterSource",
+    "PartitionedLayer",
+    "RMSNorm",
+    "RotaryTable",
+    "TensorSlice",
+    "make_parameter",
+    "parameter_sources",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which part of one section of a layer's parameter is kept here.
+
+    Attributes:
+        size: entries of the whole section along ``dim``.
+        start, stop: those that are kept.
+        section: its name in checkpoints, in place of the layer's own; empty for a layer of one section.
+        dim: 0, or 1 for a matrix that is split by columns.
+    """
+
+    size: int
+    start: int
+    stop: int
+    section: str = ""
+    dim: int = 0
+
+
+class PartitionedLayer(nn.Module):
+    """A layer that says what of a checkpoint fills its parameters; other modules take each tensor whole."""
+
+    def cuts(self, attribute: str) -> tuple[Cut, ...]:
+        """The sections of parameter ``attribute``, stacked along dimension 0 in this order. Rows beyond them are zeros."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlice:
+    """A part of one checkpoint tensor.
+
+    Attributes:
+        tensor: its name.
+        shape: of the whole tensor.
+        dim, start, stop: entries ``start`` to ``stop - 1`` along ``dim``, all of the other dimensions.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    dim: int
+    start: int
+    stop: int
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.shape or self.stop - self.start == self.shape[self.dim]
+
+    @property
+    def kept_shape(self) -> tuple[int, ...]:
+        """Shape of the part."""
+        return tuple(self.stop - self.start if dim == self.dim else size for dim, size in enumerate(self.shape))
+
+    def of(self, whole: Tensor) -> Tensor:
+        """The part of ``whole``, a view."""
+        return whole if self.is_whole else whole.narrow(self.dim, self.start, self.stop - self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +89,16 @@ class ParameterSource:
 
     Attributes:
         owner, attribute: where the parameter lives, ``getattr(owner, attribute)``.
-        tensor: name of the tensor that fills it whole.
-        parts: for a merged layer, the tensors stacked along dimension 0 instead, as (name, rows); else empty.
+        tensor: name of the tensor that holds all of its sections.
+        whole: the parts of that tensor, stacked along dimension 0.
+        parts: for a merged layer, the parts of one tensor a section instead; else empty.
     """
 
     owner: nn.Module
     attribute: str
     tensor: str
-    parts: tuple[tuple[str, int], ...] = ()
+    whole: tuple[TensorSlice, ...]
+    parts: tuple[TensorSlice, ...] = ()
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -37,49 +106,41 @@ class ParameterSource:
         assert isinstance(parameter, nn.Parameter)
         return parameter
 
+    def set(self, values: Tensor) -> None:
+        """Replace the parameter."""
+        setattr(self.owner, self.attribute, nn.Parameter(values, requires_grad=False))
+
 
 def parameter_sources(model: nn.Module) -> Iterator[ParameterSource]:
     """Every parameter of ``model`` once, under the names that Hugging Face checkpoints use."""
     for path, module in model.named_modules():
-        sections = module.sections if isinstance(module, MergedLinear) else {}
         parent = path.rpartition(".")[0]
-        for attribute, _ in module.named_parameters(recurse=False):
-            parts = tuple((f"{parent}.{section}.{attribute}", rows) for section, rows in sections.items())
-            yield ParameterSource(module, attribute, f"{path}.{attribute}".removeprefix("."), parts)
+        for attribute, parameter in module.named_parameters(recurse=False):
+            shape = tuple(parameter.shape)
+            rows = shape[0] if shape else 1
+            cuts = module.cuts(attribute) if isinstance(module, PartitionedLayer) else (Cut(rows, 0, rows),)
+            tensor = f"{path}.{attribute}".removeprefix(".")
+            stacked = _shape_of_whole(shape, cuts[0].dim, sum(cut.size for cut in cuts))
+            whole, parts, before = [], [], 0
+            for cut in cuts:
+                whole.append(TensorSlice(tensor, stacked, cut.dim, before + cut.start, before + cut.stop))
+                if cut.section:
+                    name = f"{parent}.{cut.section}.{attribute}".removeprefix(".")
+                    parts.append(TensorSlice(name, _shape_of_whole(shape, cut.dim, cut.size), cut.dim, cut.start, cut.stop))
+                before += cut.size
+            yield ParameterSource(module, attribute, tensor, tuple(whole), tuple(parts))
 
 
 class Linear(nn.Module):
-    """``x [T, in_features] -> [T, out_features]``."""
+    """``x [T, in_features] -> [T, out_features]``, the whole of it on every rank."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.weight = _parameter(out_features, in_features)
-        self.bias = _parameter(out_features) if bias else None
+        self.weight = make_parameter(out_features, in_features)
+        self.bias = make_parameter(out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
-
-
-class MergedLinear(Linear):
-    """Several linear layers of one input as one matrix product: ``[T, in] -> [T, sum of rows]``, sections side by side.
-
-    ``sections`` maps the name each section has in checkpoints to its rows, in order.
-    """
-
-    def __init__(self, in_features: int, sections: Mapping[str, int], *, bias: bool = False) -> None:
-        super().__init__(in_features, sum(sections.values()), bias=bias)
-        self.sections = dict(sections)
-
-
-class Embedding(nn.Module):
-    """``token_ids [T] -> [T, size]``."""
-
-    def __init__(self, vocab_size: int, size: int) -> None:
-        super().__init__()
-        self.weight = _parameter(vocab_size, size)
-
-    def forward(self, token_ids: Tensor) -> Tensor:
-        return embedding(token_ids, self.weight)
 
 
 class RMSNorm(nn.Module):
@@ -87,7 +148,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
-        self.weight = _parameter(size)
+        self.weight = make_parameter(size)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,6 +172,10 @@ class RotaryTable(nn.Module):
         self.register_buffer("cos_sin", torch.cat((angles.cos(), angles.sin()), dim=-1), persistent=False)
 
 
-def _parameter(*shape: int) -> nn.Parameter:
+def make_parameter(*shape: int) -> nn.Parameter:
     """Uninitialised: the loader fills it. No gradients, ever."""
     return nn.Parameter(torch.empty(shape), requires_grad=False)
+
+
+def _shape_of_whole(kept: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
+    return tuple(size if place == dim else entries for place, entries in enumerate(kept))

@@ -10,4 +10,4 @@ class LlamaForCausalLM(CausalLM):
     """Checkpoint class ``LlamaForCausalLM``. Biases and rope scaling follow its configuration."""
 
     def build_layer(self, config: ModelConfig) -> DecoderLayer:
-        return DecoderLayer(config, Attention(config), GatedMLP(config))
+        return DecoderLayer(config, Attention(config, self.parallel), GatedMLP(config, self.parallel))

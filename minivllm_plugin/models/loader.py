@@ -6,6 +6,7 @@ what arrives here is a directory of safetensors, tensors by name, or an architec
 """
 
 import logging
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,11 +18,13 @@ from torch import nn
 
 from minivllm_plugin.errors import ConfigError, ModelLoadError
 from minivllm_plugin.extensions import Extensions
-from minivllm_plugin.models.checkpoint import fill_parameters, read_json
+from minivllm_plugin.models.checkpoint import fill_parameters, read_json, stacked
 from minivllm_plugin.models.config import ModelConfig, token_ids
 from minivllm_plugin.models.decoder import CausalLM
 from minivllm_plugin.models.foreign import WeightsOf, plain_config
 from minivllm_plugin.models.layers import parameter_sources
+from minivllm_plugin.parallel.context import SINGLE, ParallelContext
+from minivllm_plugin.parallel.partition import check_partition, rank_config
 
 if TYPE_CHECKING:
     from minivllm_plugin.models.catalog import ModelSource
@@ -49,6 +52,7 @@ class LoadedModel:
         dtype: of all parameters.
         directory: where the tokenizer's files are; None when there are none.
         generation_defaults: those of temperature, top_p, top_k and min_p that generation_config.json sets.
+        parallel: which part of the model this is; :data:`SINGLE` is the whole.
     """
 
     module: CausalLM
@@ -56,6 +60,12 @@ class LoadedModel:
     dtype: torch.dtype
     directory: Path | None
     generation_defaults: Mapping[str, float]
+    parallel: ParallelContext = SINGLE
+
+    @property
+    def cache_config(self) -> ModelConfig:
+        """``config`` with the number of KV heads that are cached here: the shape of this rank's K/V cache."""
+        return rank_config(self.config, self.parallel.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +132,7 @@ def load_model(
     max_positions: int | None = None,
     extensions: Extensions | None = None,
     description: ModelDescription | None = None,
+    parallel: ParallelContext = SINGLE,
 ) -> LoadedModel:
     """Load ``source``, fetching and converting first where needed.
 
@@ -135,35 +146,38 @@ def load_model(
         max_positions: no sequence will be longer; bounds the rotary table of models with a very long context.
         extensions: architectures and weight loaders; None has the built-in ones.
         description: what :func:`describe_model` said with the same ``load_format`` and ``extensions``, if it was asked before.
+        parallel: the rank whose part of the model is loaded.
 
     Raises:
-        ConfigError: an argument is impossible.
+        ConfigError: an argument is impossible, or the model cannot be shared by so many ranks.
         ModelDownloadError, ModelLoadError, UnsupportedModelError: the model cannot be fetched, read or computed.
     """
     extensions = extensions or Extensions.builtin()
     description = description or describe_model(source, load_format=load_format, extensions=extensions)
     target, config = _device(device), description.config
-    module = _build(extensions.models.architecture_class(config.architecture), config, max_positions)
+    check_partition(config, parallel.size)
+    module = _build(extensions.models.architecture_class(config.architecture), config, max_positions, parallel)
     chosen = _choose_dtype(dtype, config, module, target)
     if load_format == "dummy" or description.weights is None:
         _fill_with_noise(module, chosen, target, seed)
     else:
         with description.weights.open() as checkpoint:
-            fill_parameters(module, checkpoint, dtype=chosen, device=target, tied=config.tie_word_embeddings)
+            first = parallel.rank == 0
+            fill_parameters(module, checkpoint, dtype=chosen, device=target, tied=config.tie_word_embeddings, report=first)
     module.to(target)  # the rotary table; the parameters are there already
     module.eval()
-    return LoadedModel(module, config, chosen, description.tokenizer_directory, description.generation_defaults)
+    return LoadedModel(module, config, chosen, description.tokenizer_directory, description.generation_defaults, parallel)
 
 
 def _fill_with_noise(module: CausalLM, dtype: torch.dtype, device: torch.device, seed: int) -> None:
-    for parameter_source in parameter_sources(module):
+    for source in parameter_sources(module):
         # Seeded by name: neither the order of the layers nor the device plays a part. torch uses 32 bits of a seed.
-        generator = torch.Generator("cpu").manual_seed(zlib.crc32(f"{seed}/{parameter_source.tensor}".encode()))
-        noise = torch.empty(parameter_source.parameter.shape).normal_(0.0, DUMMY_STD, generator=generator)
-        if parameter_source.tensor.endswith("norm.weight"):
+        # A rank makes the noise of the whole layer, so that its part is what one rank alone would have there.
+        generator = torch.Generator("cpu").manual_seed(zlib.crc32(f"{seed}/{source.tensor}".encode()))
+        noise = torch.empty(source.whole[0].shape).normal_(0.0, DUMMY_STD, generator=generator)
+        if source.tensor.endswith("norm.weight"):
             noise += 1.0  # a norm scales by its weight: around 1, as in a trained model
-        values = noise.to(device=device, dtype=dtype)
-        setattr(parameter_source.owner, parameter_source.attribute, nn.Parameter(values, requires_grad=False))
+        source.set(stacked((part.of(noise) for part in source.whole), source.parameter.shape, dtype, device))
 
 
 def _device(device: str) -> torch.device:
@@ -201,18 +215,19 @@ def _with_generation_config(config: ModelConfig, directory: Path) -> tuple[Model
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*ends, *config.eos_token_ids)))), defaults
 
 
-def _build(architecture: type[CausalLM], config: ModelConfig, max_positions: int | None) -> CausalLM:
+def _build(architecture: type[CausalLM], config: ModelConfig, max_positions: int | None, parallel: ParallelContext) -> CausalLM:
     """The module with parameters that have a shape and no memory yet."""
     if max_positions is not None:
         config = replace(config, max_position_embeddings=min(max_positions, config.max_position_embeddings))
     with torch.device("meta"):
-        return architecture(config)
+        # A plugin's architecture may know nothing of ranks, and is computed by one (minivllm_plugin.parallel.ranks).
+        return architecture(config) if parallel.size == 1 else architecture(config, parallel)
 
 
 def _choose_dtype(dtype: str, config: ModelConfig, module: nn.Module, device: torch.device) -> torch.dtype:
     if dtype not in (*DTYPES, "auto"):
         raise ConfigError(f"dtype={dtype!r} is unknown; use one of auto, {', '.join(DTYPES)}")
-    parameters = sum(parameter.numel() for parameter in module.parameters())
+    parameters = sum(math.prod(source.whole[0].shape) for source in parameter_sources(module))  # of all ranks together
     if dtype != "auto":
         name, reason = dtype, "asked for"
     elif device.type == "cpu" and parameters < FLOAT32_PARAMETERS_ON_CPU:

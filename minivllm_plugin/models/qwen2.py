@@ -10,4 +10,4 @@ class Qwen2ForCausalLM(CausalLM):
     """Checkpoint class ``Qwen2ForCausalLM``. The bias is fixed in the architecture; ``ModelConfig`` carries it."""
 
     def build_layer(self, config: ModelConfig) -> DecoderLayer:
-        return DecoderLayer(config, Attention(config), GatedMLP(config))
+        return DecoderLayer(config, Attention(config, self.parallel), GatedMLP(config, self.parallel))

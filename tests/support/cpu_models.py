@@ -204,8 +204,8 @@ def write_checkpoint(module: CausalLM, directory: Path, *, dtype: torch.dtype = 
         if not source.parts:
             tensors[source.tensor] = values.contiguous()
             continue
-        pieces = torch.split(values, [rows for _, rows in source.parts])
-        tensors.update({name: piece.clone() for (name, _), piece in zip(source.parts, pieces, strict=True)})
+        pieces = torch.split(values, [part.shape[0] for part in source.parts])
+        tensors.update({part.tensor: piece.clone() for part, piece in zip(source.parts, pieces, strict=True)})
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / "model.safetensors")
     config = module.config
