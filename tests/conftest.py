@@ -8,9 +8,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may need the hub
 os.environ.setdefault("TRITON_INTERPRET", "1")  # GPU kernels run on the CPU here; read when triton is first imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forked helpers would warn
 
+import gc
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collector_skips_what_stays() -> None:
+    """A pass of the garbage collector over torch, LiteLLM and Gradio takes half a second, and many tests ask for passes to see
+    that nothing keeps what was dropped. What stands before a module begins is not looked through again: no test drops it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
