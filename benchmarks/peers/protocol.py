@@ -1,7 +1,7 @@
 """What every contestant's script shares: read a job, open the engine, run the cases in order, print what each took.
 
 Runs inside the peers' own environments, so it knows the standard library only. ``benchmarks/peers.py`` writes the job and reads
-the lines: READY when the engine could take a request, RESULT per case, MEMORY at the end.
+the lines: READY when the engine could take a request, VERSIONS, RESULT per case, MEMORY at the end.
 
 A job is JSON: ``threads``, ``max_model_len``, ``prefix_caching``, ``warm_up`` and ``cases``. A case has ``name``, ``prompts``
 (lists of token ids), ``outputs`` (new tokens of each, exactly), and perhaps ``remembered``: a prefix to be computed beforehand.
@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,17 +30,24 @@ class Engine(Protocol):
         ...
 
 
-def contest(open_engine: Callable[[argparse.Namespace, dict[str, Any]], Engine]) -> None:
-    """Run the job that the command line names. ``open_engine`` gets the options and the job."""
+def contest(open_engine: Callable[[argparse.Namespace, dict[str, Any]], Engine], packages: Sequence[str]) -> None:
+    """Run the job that the command line names.
+
+    Args:
+        open_engine: gets the options and the job.
+        packages: whose versions are told.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True, help="what this engine loads")
     parser.add_argument("--format", required=True, help="of the weights, as the peer calls it")
     parser.add_argument("--dummy", action="store_true", help="random weights of this shape")
+    parser.add_argument("--option", action="append", default=[], help="KEY=VALUE, a further setting; this project's engine only")
     parser.add_argument("--job", required=True, type=Path, help="JSON file")
     options = parser.parse_args()
     job = json.loads(options.job.read_text())
     engine = open_engine(options, job)
     print("READY", flush=True)
+    print("VERSIONS", json.dumps({name: version(name) for name in packages}), flush=True)
     engine.generate(job["warm_up"]["prompts"], job["warm_up"]["outputs"], "warm up")
     for case in job["cases"]:
         if case.get("remembered"):

@@ -84,4 +84,4 @@ class LlamaCpp:
 
 
 if __name__ == "__main__":
-    contest(LlamaCpp)
+    contest(LlamaCpp, ("llama-cpp-python",))

@@ -1,6 +1,7 @@
 """This project's engine on a job of ``benchmarks/peers.py``. ``--format``: int8, int4, bfloat16 or float32."""
 
 import argparse
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 class Minivllm:
-    """Settings are the defaults but for the window, which every contestant gets."""
+    """Settings are the defaults but for the window, which every contestant gets, and what ``--option`` says."""
 
     def __init__(self, options: argparse.Namespace, job: dict[str, Any]) -> None:
         self._llm = LLM(
@@ -26,6 +27,7 @@ class Minivllm:
             max_model_len=job["max_model_len"],
             num_threads=job["threads"],
             **MODES[options.format],
+            **dict(map(_setting, options.option)),
         )
 
     def generate(self, prompts: Sequence[Sequence[int]], outputs: Sequence[int], name: str) -> int:
@@ -39,5 +41,14 @@ class Minivllm:
         self.generate([prefix], [1], name)
 
 
+def _setting(text: str) -> tuple[str, Any]:
+    """``KEY=VALUE``; a value that reads as JSON (``true``, ``4``, ``null``) is that, any other is a string."""
+    key, _, value = text.partition("=")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
 if __name__ == "__main__":
-    contest(Minivllm)
+    contest(Minivllm, ("minivllm-plugin", "torch"))

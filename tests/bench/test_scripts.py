@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -154,99 +153,3 @@ def test_a_place_that_cannot_be_written_is_refused_first(
         script(name).main(["--json", str(tmp_path / "missing" / "r.json")])
     assert caught.value.code == 2
     assert "its directory must exist" in capsys.readouterr().err
-
-
-@pytest.fixture
-def peers(script: Script) -> Any:
-    return script("peers")
-
-
-def options(peers: Any, *arguments: str) -> Any:
-    return peers._parse(arguments)
-
-
-def test_ratios_are_taken_within_a_round(peers: Any) -> None:
-    def figure(turn: int, contestant: str, value: float, case: str = "n=1", unit: str = "tok/s") -> dict[str, Any]:
-        return {"round": turn, "pair": 0, "contestant": contestant, "case": case, "unit": unit, "value": value}
-
-    runs = [figure(turn, "minivllm int8", value) for turn, value in enumerate((100.0, 10.0, 40.0))]
-    runs += [figure(turn, "peer Q4_0", value) for turn, value in enumerate((50.0, 10.0, 10.0))]
-    runs += [figure(0, "minivllm int8", 2.0, "ready", "s"), figure(0, "peer Q4_0", 5.0, "ready", "s")]
-    speed, ready = peers.compare(runs, 0, "minivllm int8", "peer Q4_0")
-    assert (speed["ratio"], speed["ratio_least"], speed["ratio_most"]) == (2.0, 1.0, 4.0)
-    assert (speed["ours_median"], speed["peer_median"], speed["ours"], speed["peer"]) == (40.0, 10.0, "int8", "peer Q4_0")
-    assert ready["ratio"] == 2.5  # less is better
-    assert peers.compare(runs, 1, "minivllm int8", "peer Q4_0") == []
-
-
-def test_jobs_hold_the_workload(peers: Any) -> None:
-    from minivllm_plugin.bench.workload import offline_workload
-
-    offline = peers._offline_job(options(peers, "--n", "1,2", "--prefill", "30", "--max-model-len", "700"))
-    assert [case["name"] for case in offline["cases"]] == ["n=1", "n=2", "prefill 30"]
-    assert offline["cases"][1]["prompts"] == list(map(list, offline_workload(2).prompts))
-    assert (offline["max_model_len"], offline["prefix_caching"]) == (700, False)
-    prefix = peers._prefix_job(options(peers, "--n", "2"))
-    cold, warm = prefix["cases"]
-    assert warm["remembered"] == warm["prompts"][0][:1000]
-    assert cold["prompts"][0][:1000] != warm["prompts"][0][:1000]  # or the cold case would warm the other
-    assert prefix["prefix_caching"]
-
-
-def test_formats_meet_the_mode_of_their_class(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "gguf_file", lambda model, name, dummy, llama_cpp: f"{model}-{name}.gguf")
-    monkeypatch.setattr(peers, "safetensors_directory", lambda model, dummy: model)
-    asked = options(peers, "m", "--openvino", "ov", "--llama-cpp", "lc", "--vllm", "v", "--exact", "float32")
-    pairs = [(ours.format, peer.name, peer.python, peer.script, peer.model) for ours, peer in peers._pairs(asked)]
-    assert pairs == [
-        ("int8", "openvino Q4_0", "ov", "run_openvino.py", "m-Q4_0.gguf"),
-        ("float32", "openvino F16", "ov", "run_openvino.py", "m-F16.gguf"),
-        ("int8", "llama.cpp Q4_0", "lc", "run_llama_cpp.py", "m-Q4_0.gguf"),
-        ("int8", "llama.cpp Q8_0", "lc", "run_llama_cpp.py", "m-Q8_0.gguf"),
-        ("float32", "llama.cpp F16", "lc", "run_llama_cpp.py", "m-F16.gguf"),
-        ("float32", "vllm bfloat16", "v", "run_vllm.py", "m"),
-    ]
-    only = options(peers, "m", "--llama-cpp", "lc", "--formats", "Q4_0", "--quantized", "int8", "--quantized", "int4")
-    assert [ours.format for ours, _ in peers._pairs(only)] == ["int8", "int4"]
-    assert list(peers._pairs(options(peers, "m"))) == []
-    with pytest.raises(SystemExit, match="no peer is named"):
-        peers.main(["m"])
-
-
-PEER = """
-import json, sys
-job = json.loads(open(sys.argv[sys.argv.index("--job") + 1]).read())
-print("chatter")
-print("READY")
-for case in job["cases"]:
-    tokens = sum(case["outputs"])
-    print("RESULT", json.dumps({"case": case["name"], "seconds": 0.5, "output_tokens": tokens}))
-print("MEMORY", json.dumps({"peak_bytes": 5000000}))
-"""
-
-
-def test_this_engine_against_a_stub(
-    peers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import sys
-
-    (tmp_path / "stub.py").write_text(PEER)
-    (tmp_path / "broken.py").write_text("raise SystemExit('it is broken')")
-    ours = peers.Contestant("minivllm", "bfloat16", sys.executable, "run_minivllm.py", tiny_model, dummy=True)
-    stub, broken = (
-        peers.Contestant(name, "Q4_0", sys.executable, str(tmp_path / f"{name}.py"), "-") for name in ("stub", "broken")
-    )
-    monkeypatch.setattr(peers, "_pairs", lambda options: [(ours, broken), (ours, stub)])
-    target = tmp_path / "r.json"
-    asked = ["--n", "1", "--prefill", "20", "--rounds", "1", "--threads", "1", "--max-model-len", "1200"]
-    peers.main([tiny_model, *asked, "--json", str(target)])
-    read = json.loads(target.read_text())
-    rows = {row["case"]: row for row in read["summary"]}
-    assert set(rows) == {"ready", "n=1", "prefill 20", "peak memory", "prefix cold", "prefix warm"}
-    assert rows["n=1"]["peer_median"] == 256.0
-    assert rows["prefill 20"]["peer_median"] == 40.0  # tokens that go in are counted
-    assert rows["peak memory"]["peer_median"] == 5.0
-    assert {row["peer"] for row in read["summary"]} == {"stub Q4_0"}
-    assert len(read["settings"]["failed"]) == 1
-    assert "it is broken" in read["settings"]["failed"][0]
-    assert "broken Q4_0 failed" in capsys.readouterr().err
