@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import litellm
@@ -24,6 +25,19 @@ def _router(**settings: Any) -> litellm.Router:
         {"model_name": "second", "litellm_params": {"model": "minivllm/backup"}},
     ]
     return litellm.Router(model_list=models, retry_after=0, disable_cooldowns=True, **settings)
+
+
+@pytest.fixture(autouse=True)
+def _short_backing_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LiteLLM waits about a second before each retry, whatever ``retry_after`` says; how long is its own affair. Its longest
+    such wait is under ten seconds, so what a background task sleeps for longer stays as it is."""
+    sleep, async_sleep = time.sleep, asyncio.sleep
+
+    def short(seconds: float) -> float:
+        return 0.01 if 0.1 < seconds < 10 else seconds
+
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(short(seconds)))
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds, result=None: async_sleep(short(seconds), result))
 
 
 @pytest.fixture
@@ -117,7 +131,7 @@ def test_a_slow_first_deployment_is_fallen_back_from(
 ) -> None:
     gate = threading.Event()
     llm.steps = [gate]
-    router = _router(num_retries=0, timeout=0.05, fallbacks=[{"first": ["second"]}])
+    router = _router(num_retries=0, timeout=0.25, fallbacks=[{"first": ["second"]}])  # the second has no longer, either
     assert _ask(router, asynchronous=asynchronous, stream=stream) == "from backup"
     gate.set()
 
