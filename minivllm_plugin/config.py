@@ -5,9 +5,10 @@ from typing import Any, Literal
 
 from minivllm_plugin.errors import ConfigError
 
-__all__ = ["EngineConfig", "SchedulingPolicy", "check_integer"]
+__all__ = ["KV_CACHE_DTYPES", "CudaGraphs", "EngineConfig", "SchedulingPolicy", "check_integer"]
 
 SchedulingPolicy = Literal["fcfs", "priority"]
+CudaGraphs = Literal["lazy", "full", "off"]
 MAX_THREADS = 1024  # each has its own stack and scratch: a wrong number here takes all memory, not a little time
 DTYPE_NAMES = {
     **{name: name for name in ("auto", "float32", "bfloat16", "float16")},
@@ -16,6 +17,10 @@ DTYPE_NAMES = {
     "bf16": "bfloat16",
     "half": "float16",
     "fp16": "float16",
+}
+KV_CACHE_DTYPES = {
+    **{name: name for name in ("auto", "float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2")},
+    "fp8": "fp8_e4m3",
 }
 
 
@@ -30,8 +35,9 @@ class EngineConfig:
         quantization: ``int8`` makes weights of one byte when the model is loaded (CPU only), ``int4`` of five bits (embedding and
             output layer: one byte), which is faster for one or two requests at a time; ``none`` keeps them; ``auto`` is
             ``int8`` on a CPU whose compiler builds our kernels, unless a ``dtype`` is asked for.
-        kv_cache_dtype: ``auto``, ``float32``, ``bfloat16`` or ``int8`` (CPU kernels only, where auto is bfloat16, or float32
-            with ``dtype="float32"``).
+        kv_cache_dtype: ``auto`` is the weights' on a GPU and in plain torch; in the CPU kernels bfloat16, or float32 with
+            ``dtype="float32"``. ``float32`` and ``bfloat16`` go everywhere; ``float16``, ``fp8_e4m3`` (or ``fp8``) and
+            ``fp8_e5m2`` only where the CPU kernels do not compute, ``int8`` only there.
         num_threads: threads of the CPU kernels, at most 1024; None takes as many as torch does.
         device: ``auto`` (cuda if there is one, else cpu), ``cpu``, ``cuda``, ``cuda:1``, …
         load_format: ``auto`` reads files; ``dummy`` gives seeded random weights with no file and no network.
@@ -40,8 +46,16 @@ class EngineConfig:
         max_num_batched_tokens: most tokens computed in one step.
         block_size: tokens per KV block.
         num_blocks: KV blocks in the pool; excludes ``kv_cache_bytes``.
-        kv_cache_bytes: memory for the pool; None takes room for twice the window or 16,384 tokens, at most 1 GiB or an eighth
-            of the machine's memory.
+        kv_cache_bytes: memory for the pool; None takes, on a CUDA device, what ``gpu_memory_utilization`` leaves, elsewhere
+            room for twice the window or 16,384 tokens, at most 1 GiB or an eighth of the machine's memory.
+        gpu_memory_utilization: share of a CUDA device's memory for weights, the largest batch, graphs and the pool together,
+            above 0 and at most 1.
+        enforce_eager: no CUDA graphs; the same as ``cuda_graphs="off"``.
+        cuda_graphs: of decode steps: ``lazy`` captures a batch size when it is first met, ``full`` all sizes at start-up,
+            ``off`` none. Looked at on CUDA devices only.
+        num_speculative_tokens: most tokens of one request that are guessed from its own text in a step and verified beside its
+            newest one (prompt lookup). It changes how fast tokens come, never which. None is 7 with the CPU kernels, whose rows
+            have the same bits in any company, and 0 elsewhere; 0 guesses nothing.
         enable_prefix_caching: share the K/V of equal prefixes.
         enable_chunked_prefill: compute long prompts in pieces beside running requests.
         max_queue_size: most requests that wait beyond those that run; one more is refused.
@@ -79,6 +93,10 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
+    cuda_graphs: CudaGraphs = "lazy"
+    num_speculative_tokens: int | None = None
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     max_queue_size: int = 1024
@@ -100,7 +118,10 @@ class EngineConfig:
             raise ConfigError(f"model must be a name or a path, got {self.model!r}")
         object.__setattr__(self, "dtype", _choice("dtype", _dtype_name(self.dtype), DTYPE_NAMES))
         _choice("quantization", self.quantization, ("auto", "none", "int8", "int4"))
-        _choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "float32", "bfloat16", "int8"))
+        object.__setattr__(
+            self, "kv_cache_dtype", KV_CACHE_DTYPES[str(_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES))]
+        )
+        _choice("cuda_graphs", self.cuda_graphs, ("lazy", "full", "off"))
         _choice("pooling", self.pooling, ("auto", "last", "mean"))
         _choice("load_format", self.load_format, ("auto", "dummy"))
         if self.scheduling_policy not in ("fcfs", "priority"):
@@ -118,6 +139,8 @@ class EngineConfig:
         if self.num_threads is not None and self.num_threads > MAX_THREADS:
             raise ConfigError(f"num_threads={self.num_threads} must be at most {MAX_THREADS}; leave it out for one a core")
         check_integer("seed", self.seed, at_least=0)
+        if self.num_speculative_tokens is not None:
+            check_integer("num_speculative_tokens", self.num_speculative_tokens, at_least=0)
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise ConfigError(
                 f"num_blocks={self.num_blocks} and kv_cache_bytes={self.kv_cache_bytes} both set the pool; give one"
@@ -128,10 +151,9 @@ class EngineConfig:
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ConfigError(f"{name} must be auto, none or a parser's name, got {getattr(self, name)!r:.100}")
         _choice("plugin_errors", self.plugin_errors, ("isolate", "raise"))
-        budget = self.plugin_budget
-        if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 1:
-            raise ConfigError(f"plugin_budget must be a share of a step above 0 and at most 1, got {self.plugin_budget!r}")
-        for name in ("enable_prefix_caching", "enable_chunked_prefill"):
+        _share("plugin_budget", self.plugin_budget, "a step")
+        _share("gpu_memory_utilization", self.gpu_memory_utilization, "the device's memory")
+        for name in ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if not self.enable_chunked_prefill and self.max_model_len and self.max_model_len > self.max_num_batched_tokens:
@@ -159,6 +181,11 @@ def _choice(name: str, value: object, allowed: Any) -> object:
     if not isinstance(value, str) or value not in allowed:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
     return value
+
+
+def _share(name: str, value: object, whole: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(f"{name} must be a share of {whole} above 0 and at most 1, got {value!r}")
 
 
 def _sequence(name: str, value: object, *, only_names: bool) -> tuple[object, ...]:

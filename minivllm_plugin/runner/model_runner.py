@@ -1,20 +1,28 @@
 """Runs batches through a model. Owns weights and KV tensors; asked by the engine, one batch at a time, on its thread.
 
-Knows sequences only as token lists with a block table. One device-to-host transfer a step: the chosen tokens.
+Knows sequences only as token lists with a block table. A batch is launched and its tokens are waited for later: one copy to
+the device and one wait a step. On a CPU the same code runs, and what is waited for is there already.
+
+Three parts that a process can run apart from each other: a layout (plain numbers, :mod:`minivllm_plugin.runner.step_layout`), the
+forward pass of it (:meth:`ModelRunner.forward`), and the choice of tokens (:meth:`ModelRunner.choose`).
 """
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from minivllm_kernels.dispatch import BackendTable, using
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.models.loader import LoadedModel
-from minivllm_plugin.runner.inputs import build_inputs
+from minivllm_plugin.runner.device_inputs import BatchInputs, InputBuffers
+from minivllm_plugin.runner.device_sampler import choose, is_device_only
 from minivllm_plugin.runner.kv_cache import KVCache
+from minivllm_plugin.runner.pending_tokens import PendingTokens, ResultBuffers
 from minivllm_plugin.runner.sampler import sample
+from minivllm_plugin.runner.step_layout import StepLayout, lay_out
 
 if TYPE_CHECKING:
     from minivllm_plugin.extensions.logits_pipeline import LogitsPipeline
@@ -45,6 +53,10 @@ class ModelRunner:
         self.device = next(model.module.parameters()).device
         self._end_token_ids = frozenset(end_token_ids)
         self._cache: KVCache | None = None
+        self._inputs = InputBuffers(self.device)
+        self._results = ResultBuffers(self.device)
+        self._last_tokens: Tensor | None = None  # int64 on the device: what the latest launch sampled
+        self._last_rows: dict[Sequence, int] = {}  # and whose they are
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """Take the memory of the pool. The scheduler is built with the geometry of what this returns, nothing else.
@@ -62,22 +74,66 @@ class ModelRunner:
             ) from error
         return self._cache
 
-    @torch.inference_mode()
     def run(self, seqs: list[Sequence], is_prefill: bool) -> list[int]:
         """One token per sequence; see :class:`minivllm_plugin.engine.llm_engine.Runner`."""
-        assert self._cache is not None, "allocate_kv_cache() comes first"
-        inputs = build_inputs(seqs, self._cache.block_size, self.device)
-        tokens = [IGNORED] * len(seqs)
+        return self.launch(seqs, is_prefill).wait()
+
+    def can_launch(self, seqs: list[Sequence]) -> bool:
+        """Whether this batch can be launched before the tokens of the previous one are known to the host."""
+        return all(is_device_only(seq, self.processors) for seq in seqs)
+
+    @torch.inference_mode()
+    def launch(self, seqs: list[Sequence], is_prefill: bool) -> PendingTokens:
+        """Begin to compute a batch; as :meth:`run`, but the tokens are waited for later.
+
+        A sequence with ``num_pending_tokens`` continues with the token that the preceding launch sampled for it. The result of
+        one launch must be waited for before the next but one.
+        """
         with using(self._backends):
-            hidden = self.model.module(inputs.token_ids, inputs.positions, self._cache.layers, inputs.metadata)
-            wanted = inputs.wanted
-            if wanted.pooled:
-                for index in wanted.take_embeddings(hidden[torch.tensor(wanted.pooled, device=self.device)], seqs):
-                    tokens[index] = FAILED_TOKEN
-            if wanted.rows:
-                logits = wanted.take_prompt_logprobs(self.model.module.compute_logits(hidden[inputs.logit_rows]), seqs)
-            if wanted.sampled:
-                chosen = sample(logits, [seqs[index] for index in wanted.sampled], self._end_token_ids, self.processors)
-                for index, token in zip(wanted.sampled, chosen, strict=True):
-                    tokens[index] = token
-        return tokens
+            layout = self.lay_out(seqs)
+            hidden, inputs = self.forward(layout)
+            return self.choose(hidden, inputs, layout, seqs)
+
+    def lay_out(self, seqs: list[Sequence]) -> StepLayout:
+        """The batch in plain numbers."""
+        assert self._cache is not None, "allocate_kv_cache() comes first"
+        return lay_out(seqs, self._cache.block_size, self._last_rows)
+
+    def forward(self, layout: StepLayout) -> tuple[Tensor, BatchInputs]:
+        """Compute hidden states ``[T, C]``, and write keys and values, of a layout."""
+        assert self._cache is not None, "allocate_kv_cache() comes first"
+        inputs = self._inputs.upload(layout, self._cache.block_size, self._last_tokens)
+        hidden: Tensor = self.model.module(inputs.token_ids, inputs.positions, self._cache.layers, inputs.metadata)
+        return hidden, inputs
+
+    def choose(self, hidden: Tensor, inputs: BatchInputs, layout: StepLayout, seqs: list[Sequence]) -> PendingTokens:
+        """Take from hidden states what the sequences want: embeddings, scores of their prompts, next tokens."""
+        wanted = layout.wanted
+        tokens = [IGNORED] * len(seqs)
+        if wanted.pooled:
+            for index in wanted.take_embeddings(hidden.index_select(0, inputs.pooled_rows), seqs):
+                tokens[index] = FAILED_TOKEN
+        if not wanted.rows:
+            self._remember(None, [])
+            return PendingTokens(tokens)
+        logits = self.model.module.compute_logits(hidden.index_select(0, inputs.logit_rows))
+        logits = wanted.take_prompt_logprobs(logits, seqs)
+        sampled = [seqs[index] for index in wanted.sampled]
+        if not sampled:
+            self._remember(None, [])
+            return PendingTokens(tokens)
+        if self.can_launch(sampled):
+            chosen = choose(logits, sampled)
+            self._remember(chosen, sampled)
+            return self._results.receive(chosen, tokens, wanted.sampled)
+        assert not any(seq.num_pending_tokens for seq in sampled), "can_launch() said that it needs the host's history"
+        known = sample(logits, sampled, self._end_token_ids, self.processors)
+        for index, token in zip(wanted.sampled, known, strict=True):
+            tokens[index] = token
+        self._remember(torch.tensor(known, device=self.device), sampled)
+        return PendingTokens(tokens)
+
+    def _remember(self, chosen: Tensor | None, sampled: list[Sequence]) -> None:
+        """What a launch before this one's tokens are known will continue with."""
+        self._last_tokens = chosen
+        self._last_rows = {seq: row for row, seq in enumerate(sampled)}

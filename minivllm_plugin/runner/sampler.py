@@ -26,7 +26,7 @@ from minivllm_plugin.runner.logprobs import RawLogprobs
 if TYPE_CHECKING:
     from minivllm_plugin.extensions.logits_pipeline import LogitsPipeline
 
-__all__ = ["GREEDY_BELOW", "sample", "uniform"]
+__all__ = ["GREEDY_BELOW", "draw_of", "sample", "uniform"]
 
 # Below this temperature the distribution is a single spike in float32; taken as greedy, as vLLM does.
 GREEDY_BELOW = 1e-5
@@ -42,7 +42,8 @@ def sample(
 
     Args:
         logits: float32 ``[S, V]``; masked and processed in place.
-        seqs: the sequence of each row; one that asks for log-probabilities gets those of its token appended.
+        seqs: the sequence of each row; one that asks for log-probabilities gets those of its token appended. One that stands in
+            several rows, side by side, has its next token chosen in the first of them, the one after that in the second, …
         end_token_ids: what ends a sequence that does not ignore EOS.
         processors: of plugins, for the rows that ask for them.
 
@@ -60,7 +61,9 @@ def sample(
     random = [row for row, seq in enumerate(seqs) if healthy[row] and seq.sampling_params.temperature >= GREEDY_BELOW]
     if random:
         rows = logits if len(random) == len(seqs) else logits[random]
-        for row, token in zip(random, kernels.sample(rows, [_draw(seqs[row]) for row in random]).tolist(), strict=True):
+        # A sequence with drafts stands in several rows side by side, so the place among these is what has come after its newest.
+        draws = [draw_of(seqs[row], row - seqs.index(seqs[row]) if seqs[row].draft_token_ids else 0) for row in random]
+        for row, token in zip(random, kernels.sample(rows, draws).tolist(), strict=True):
             tokens[row] = token
     tokens = [token if fine else FAILED_TOKEN for token, fine in zip(tokens, healthy, strict=True)]
     for row, logprobs in raw.of(tokens).items():
@@ -74,7 +77,8 @@ def uniform(seed: int, index: int) -> float:
     return float(digest >> 11) / float(1 << 53)
 
 
-def _draw(seq: Sequence) -> TokenDraw:
+def draw_of(seq: Sequence, ahead: int = 0) -> TokenDraw:
+    """How the token after the next ``ahead`` tokens of ``seq`` is drawn; one that is pending counts as known."""
     params = seq.sampling_params
-    place = uniform(seq.sampling_seed, seq.num_completion_tokens)
+    place = uniform(seq.sampling_seed, seq.num_completion_tokens + seq.num_pending_tokens + ahead)
     return TokenDraw(place, params.temperature, max(params.top_k, 0), params.top_p, params.min_p)
