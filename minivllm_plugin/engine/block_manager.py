@@ -154,6 +154,14 @@ class BlockManager:
         if missing > 0:
             self._extend(seq, missing)
 
+    def extend(self, seq: Sequence, num_tokens: int, *, keep_free: int) -> int:
+        """How many of ``num_tokens`` beyond the newest token have a slot; a block is taken if more than these are free."""
+        room = len(seq.block_table) * self.block_size - seq.num_tokens
+        if room < num_tokens and len(self._free) > keep_free:
+            self._extend(seq, 1)
+            room += self.block_size
+        return min(num_tokens, room)
+
     def commit(self, seq: Sequence) -> None:
         """Enter the blocks of ``seq`` that are full and computed into the index. Call once their K/V are written."""
         if not self.enable_prefix_caching:

@@ -5,7 +5,7 @@ its engine thread; tests and researchers drive it by hand.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,28 +18,36 @@ from minivllm_plugin.engine.sequence import FinishReason, Pooling, Sequence
 from minivllm_plugin.errors import EngineError, InvalidRequestError, UnsupportedFeatureError
 from minivllm_plugin.sampling_parameters import SamplingParams
 
-__all__ = ["EngineStalledError", "LLMEngine", "RequestProgress", "Runner", "StepOutput"]
+__all__ = ["EngineStalledError", "LLMEngine", "RequestProgress", "Runner", "RunnerAnswers", "StepOutput"]
 
 
 class EngineStalledError(EngineError):
     """There is work, but the scheduler can run none of it: a bug, reported instead of spinning."""
 
 
+RunnerAnswers = SequenceABC[int | SequenceABC[int]]
+"""One token a sequence, or, for one with drafts, several."""
+
+
 class Runner(Protocol):
     """Computes one batch. The engine's only view of a model.
 
-    One that also pools hidden states, for sequences with ``pooling``, says so by an attribute ``can_pool = True``.
+    One that also pools hidden states, for sequences with ``pooling``, says so by an attribute ``can_pool = True``; one that
+    verifies guessed tokens, of sequences with ``draft_token_ids``, by ``can_speculate = True``.
     """
 
-    def run(self, seqs: list[Sequence], is_prefill: bool) -> list[int]:
+    def run(self, seqs: list[Sequence], is_prefill: bool) -> RunnerAnswers:
         """One next token per sequence, or ``FAILED_TOKEN``. For each, tokens ``num_computed_tokens`` and the following
-        ``num_scheduled_tokens`` are computed; the result of one that is not computed to its end is ignored."""
+        ``num_scheduled_tokens`` are computed, the last of these being its ``draft_token_ids``; the result of one that is not
+        computed to its end is ignored. For one with drafts, a list: those of them, from the first on, that it would have
+        chosen itself, and the token that it chooses after them."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RequestProgress:
-    """What one step did for one request: at most one token, and perhaps the end.
+    """What one step did for one request: at most one token, and perhaps the end. A step with drafts may have several of one
+    request, in order.
 
     ``logprobs`` tell of the token, ``prompt_logprobs`` come with the first one; both only if they were asked for.
     ``embedding`` is the result of a request that pools, and comes with its end.
@@ -182,9 +190,10 @@ class LLMEngine:
         lengths = [None if seq.is_finished else seq.num_tokens for seq in batch]
         self.scheduler.postprocess(batch, token_ids)
         progress = tuple(
-            _progress(seq, gained=seq.num_tokens > length)
+            entry
             for seq, length in zip(batch, lengths, strict=True)
             if length is not None and (seq.num_tokens > length or seq.is_finished)
+            for entry in _progress(seq, length)
         )
         if observer is not None:
             times = StepTimes(began, scheduled - began, ran - run_began, self.clock() - ran)
@@ -226,13 +235,15 @@ class LLMEngine:
             )
 
 
-def _progress(seq: Sequence, *, gained: bool) -> RequestProgress:
+def _progress(seq: Sequence, length: int) -> Iterator[RequestProgress]:
+    """What became of ``seq``, which had ``length`` tokens before: one record a token, the last one with its end."""
     request_id = seq.request_id or ""
-    if not gained:
-        return RequestProgress(request_id, None, seq.finish_reason, seq.stop_reason, embedding=seq.embedding)
+    if seq.num_tokens == length:
+        yield RequestProgress(request_id, None, seq.finish_reason, seq.stop_reason, embedding=seq.embedding)
+        return
+    for position in range(length, seq.num_tokens - 1):  # right drafts; their sequences ask for no log-probabilities
+        yield RequestProgress(request_id, seq.token_ids[position], None, None)
     is_scored = seq.num_completion_tokens == 1 and seq.sampling_params.prompt_logprobs is not None
-    if not seq.logprobs and not is_scored:
-        return RequestProgress(request_id, seq.last_token, seq.finish_reason, seq.stop_reason)
     prompt = tuple(seq.prompt_logprobs) if is_scored else None  # of a prompt of one token: nothing
     logprobs = seq.logprobs[-1] if seq.logprobs else None
-    return RequestProgress(request_id, seq.last_token, seq.finish_reason, seq.stop_reason, logprobs, prompt)
+    yield RequestProgress(request_id, seq.last_token, seq.finish_reason, seq.stop_reason, logprobs, prompt)

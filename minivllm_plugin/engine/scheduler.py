@@ -19,7 +19,8 @@ from minivllm_plugin.engine.block_manager import BlockManager
 from minivllm_plugin.engine.endings import ask_stop_check, end_reason, may_outgrow
 from minivllm_plugin.engine.integrity import check_queues
 from minivllm_plugin.engine.order import Order
-from minivllm_plugin.engine.sequence import FAILED_TOKEN, MAX_TOKEN_ID, FinishReason, Sequence, SequenceStatus
+from minivllm_plugin.engine.prompt_lookup import PromptLookup
+from minivllm_plugin.engine.sequence import FAILED_TOKEN, MAX_TOKEN_ID, FinishReason, Sequence, SequenceStatus, computes_prompt
 from minivllm_plugin.engine.steering import Steering, StepLimits
 from minivllm_plugin.errors import ConfigError, InvalidRequestError
 
@@ -44,6 +45,7 @@ class Scheduler:
     Attributes:
         stop_check: asked after every token of a sequence whose ``extra_args`` are set; a text ends it with reason ``stop``, a
             RequestFailedError with reason ``error``.
+        speculation: guesses tokens for sequences that decode; only for a runner that verifies them (``can_speculate``).
 
     Raises:
         ConfigError: naming the argument, its value and the limit.
@@ -75,6 +77,7 @@ class Scheduler:
         self.enable_chunked_prefill = enable_chunked_prefill
         self.policy = policy
         self.stop_check: Callable[[Sequence], str | None] | None = None
+        self.speculation: PromptLookup | None = None
         self.block_manager = BlockManager(max_cached_blocks, block_size, enable_prefix_caching=enable_prefix_caching)
         self.waiting: deque[Sequence] = deque()
         self.running: deque[Sequence] = deque()
@@ -187,12 +190,16 @@ class Scheduler:
             batch = self._schedule_prefill()
             is_prefill = bool(batch)
             batch = batch or self._schedule_decode()
-        return batch, is_prefill or any(_computes_prompt(sequence) for sequence in batch)
+        is_prefill = is_prefill or any(computes_prompt(sequence) for sequence in batch)
+        if self.speculation is not None:
+            self.speculation.draft(self, batch)
+        return batch, is_prefill
 
-    def postprocess(self, seqs: SequenceABC[Sequence], token_ids: SequenceABC[int]) -> None:
+    def postprocess(self, seqs: SequenceABC[Sequence], token_ids: SequenceABC[int | SequenceABC[int]]) -> None:
         """Take in what the runner computed: one sampled token per sequence of the preceding :meth:`schedule`.
 
-        The token of a sequence that is only partly prefilled, or that was aborted meanwhile, is ignored.
+        The token of a sequence that is only partly prefilled, or that was aborted meanwhile, is ignored. One with drafts has a
+        list: as many of these as are right, and the token that follows them.
         ``FAILED_TOKEN`` ends its sequence with reason ``error``, and what it computed is not offered to others.
 
         Raises:
@@ -200,32 +207,45 @@ class Scheduler:
         """
         if len(seqs) != len(token_ids):
             raise ValueError(f"{len(seqs)} sequences but {len(token_ids)} tokens")
-        for token_id in token_ids:
-            if not FAILED_TOKEN <= token_id <= MAX_TOKEN_ID:
-                raise ValueError(f"the runner returned {token_id}, which is neither a token id nor FAILED_TOKEN")
-        num_slots = self.block_manager.num_blocks * self.block_size
-        for sequence, token_id in zip(seqs, token_ids, strict=True):
+        answers = [(answer,) if isinstance(answer, int) else tuple(answer) for answer in token_ids]
+        for seq, answer in zip(seqs, answers, strict=True):
+            _check_answer(seq, answer)
+        for sequence, answer in zip(seqs, answers, strict=True):
             if sequence.status is not SequenceStatus.RUNNING or not sequence.num_scheduled_tokens:
                 continue
-            sequence.num_computed_tokens += sequence.num_scheduled_tokens
+            num_drafts = len(sequence.draft_token_ids)
+            if num_drafts and self.speculation is not None:
+                self.speculation.note(sequence, len(answer) - 1)
+                sequence.draft_token_ids = []
+            num_computed = sequence.num_scheduled_tokens - num_drafts
             sequence.num_scheduled_tokens = 0
-            is_complete = not sequence.num_uncomputed_tokens
-            if is_complete and token_id == FAILED_TOKEN:
-                self.block_manager.forget(sequence)  # or the next request with this prefix would fail on it, too
-                self._finish(sequence, "error")
-                continue
-            self.block_manager.commit(sequence)
-            if not is_complete:
-                continue
-            if sequence.pooling is not None:  # its prompt was all there is to compute
-                self._finish(sequence, "stop")
-                continue
-            sequence.append_token(token_id)
-            reason = end_reason(sequence, token_id, self.end_token_ids, num_slots)
-            if reason is None and self.stop_check is not None and sequence.sampling_params.extra_args:
-                reason = ask_stop_check(self.stop_check, sequence)
-            if reason is not None:
-                self._finish(sequence, reason)
+            for token_id in answer:  # each one after the first was a draft that is computed already
+                sequence.num_computed_tokens += num_computed
+                num_computed = 1
+                self._take_in(sequence, token_id)
+                if sequence.is_finished:
+                    break
+
+    def _take_in(self, sequence: Sequence, token_id: int) -> None:
+        """One token of ``sequence``, whose ``num_computed_tokens`` count what stands in the cache before it."""
+        is_complete = not sequence.num_uncomputed_tokens
+        if is_complete and token_id == FAILED_TOKEN:
+            self.block_manager.forget(sequence)  # or the next request with this prefix would fail on it, too
+            self._finish(sequence, "error")
+            return
+        self.block_manager.commit(sequence)
+        if not is_complete:
+            return
+        if sequence.pooling is not None:  # its prompt was all there is to compute
+            self._finish(sequence, "stop")
+            return
+        sequence.append_token(token_id)
+        num_slots = self.block_manager.num_blocks * self.block_size
+        reason = end_reason(sequence, token_id, self.end_token_ids, num_slots)
+        if reason is None and self.stop_check is not None and sequence.sampling_params.extra_args:
+            reason = ask_stop_check(self.stop_check, sequence)
+        if reason is not None:
+            self._finish(sequence, reason)
 
     def preempt(self, seq: Sequence) -> None:
         """Move a running sequence to the front of ``waiting`` and free its blocks; it is computed again when it returns.
@@ -387,5 +407,11 @@ class Scheduler:
         return f"request-{number}"
 
 
-def _computes_prompt(seq: Sequence) -> bool:
-    return seq.num_scheduled_tokens > 1 or seq.num_computed_tokens < seq.num_prompt_tokens
+def _check_answer(seq: Sequence, answer: tuple[int, ...]) -> None:
+    """What the runner says to one sequence: right drafts and a token, each a token id or ``FAILED_TOKEN``."""
+    drafts = tuple(seq.draft_token_ids)
+    if not answer or answer[:-1] != drafts[: len(answer) - 1]:
+        raise ValueError(f"the runner returned {answer} for a sequence with drafts {drafts}")
+    for token_id in answer:
+        if not FAILED_TOKEN <= token_id <= MAX_TOKEN_ID:
+            raise ValueError(f"the runner returned {token_id}, which is neither a token id nor FAILED_TOKEN")

@@ -16,7 +16,7 @@ from minivllm_plugin.errors import InvalidRequestError
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.views import EMPTY
 
-__all__ = ["FAILED_TOKEN", "MAX_TOKEN_ID", "FinishReason", "Pooling", "Sequence", "SequenceStatus"]
+__all__ = ["FAILED_TOKEN", "MAX_TOKEN_ID", "FinishReason", "Pooling", "Sequence", "SequenceStatus", "computes_prompt"]
 
 Pooling = Literal["last", "mean"]
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -65,6 +65,7 @@ class Sequence:
         "block_size",
         "block_table",
         "cache_salt",
+        "draft_token_ids",
         "embedding",
         "failure",
         "finish_reason",
@@ -147,6 +148,7 @@ class Sequence:
         self.stop_reason: int | str | None = None
         self.num_computed_tokens = 0  # tokens whose K/V stand in the cache
         self.num_scheduled_tokens = 0  # tokens given in the latest schedule()
+        self.draft_token_ids: list[int] = []  # guessed to follow, and scheduled with them; the runner says which are right
         self.num_pending_tokens = 0  # sampled on a device, not known here yet: 0 or 1, at position num_tokens
         self.num_cached_tokens = 0  # of the computed ones, found in the prefix cache at the latest admission
         self.prompt_cached_tokens: int | None = None  # the same at the first admission: what a usage report shows
@@ -239,6 +241,11 @@ class Sequence:
             f"Sequence({self.request_id!r}, {self.status.name}, prompt={self.num_prompt_tokens}, "
             f"completion={self.num_completion_tokens}, computed={self.num_computed_tokens}, blocks={self.block_table})"
         )
+
+
+def computes_prompt(seq: Sequence) -> bool:
+    """Whether any of the tokens that it was given belongs to its prompt, or is computed again after a preemption."""
+    return seq.num_scheduled_tokens - len(seq.draft_token_ids) > 1 or seq.num_computed_tokens < seq.num_prompt_tokens
 
 
 def _checked_tokens(token_ids: object) -> list[int]:

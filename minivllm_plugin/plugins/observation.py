@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from minivllm_plugin.engine.hooks import StepTimes
-from minivllm_plugin.engine.sequence import Sequence
+from minivllm_plugin.engine.sequence import Sequence, computes_prompt
 from minivllm_plugin.engine.steering import engine_state, request_view
 from minivllm_plugin.errors import RequestRejectedError
 from minivllm_plugin.events import BlockEvent, OutcomeReason, RequestOutcome, StepPlan, StepReport
@@ -122,7 +122,7 @@ class Observation:
         return StepPlan(
             tuple([seq.request_id or "" for seq in batch]),
             tuple([seq.num_scheduled_tokens for seq in batch]),
-            tuple([seq.num_scheduled_tokens > 1 or seq.num_computed_tokens < seq.num_prompt_tokens for seq in batch]),
+            tuple([computes_prompt(seq) for seq in batch]),
             tuple([seq.request_id or "" for seq in scheduler.admitted if not seq.num_preemptions]),
             tuple([seq.request_id or "" for seq in scheduler.admitted if seq.num_preemptions]),
             tuple([seq.request_id or "" for seq in scheduler.preempted]),

@@ -7,10 +7,11 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from minivllm_kernels.cpu.decoder import CpuDecoder
 from minivllm_kernels.dispatch import BackendTable, using
-from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
+from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.runner.rows import LogitRows
 from minivllm_plugin.runner.sampler import sample
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from minivllm_plugin.extensions.logits_pipeline import LogitsPipeline
 
 __all__ = ["CpuRunner"]
-
-IGNORED = 0  # what a sequence gets that was not computed to its end; the scheduler does not look at it
 
 
 class CpuRunner:
@@ -35,6 +34,7 @@ class CpuRunner:
     """
 
     can_pool = True
+    can_speculate = True  # a row has the same bits alone and among others, so a guess that is right changes nothing
 
     def __init__(self, decoder: CpuDecoder, end_token_ids: Collection[int], backends: BackendTable | None = None) -> None:
         self.processors: LogitsPipeline | None = None
@@ -42,7 +42,7 @@ class CpuRunner:
         self._decoder = decoder
         self._end_token_ids = frozenset(end_token_ids)
 
-    def run(self, seqs: list[Sequence], is_prefill: bool) -> list[int]:
+    def run(self, seqs: list[Sequence], is_prefill: bool) -> list[int | list[int]]:
         """One token per sequence; see :class:`minivllm_plugin.engine.llm_engine.Runner`."""
         token_ids: list[int] = []
         query_lens, seq_lens = [], []
@@ -52,19 +52,14 @@ class CpuRunner:
             end = start + seq.num_scheduled_tokens
             wanted.add(index, seq, len(token_ids))
             token_ids += seq.token_ids[start:end]
+            token_ids += seq.draft_token_ids
             query_lens.append(end - start)
             seq_lens.append(end)
         states = torch.empty(len(wanted.pooled), self._decoder.geometry.hidden_size) if wanted.pooled else None
         tables = [seq.block_table for seq in seqs]
         logits = self._decoder.forward(token_ids, query_lens, seq_lens, tables, wanted.rows, wanted.pooled, states)
-        tokens = [IGNORED] * len(seqs)
-        if states is not None:
-            for index in wanted.take_embeddings(states, seqs):
-                tokens[index] = FAILED_TOKEN
-        logits = wanted.take_prompt_logprobs(logits, seqs)
-        if wanted.sampled:
-            with using(self._backends):
-                chosen = sample(logits, [seqs[index] for index in wanted.sampled], self._end_token_ids, self.processors)
-            for index, token in zip(wanted.sampled, chosen, strict=True):
-                tokens[index] = token
-        return tokens
+        return wanted.answers(logits, states, seqs, self._choose)
+
+    def _choose(self, logits: Tensor, seqs: list[Sequence]) -> list[int]:
+        with using(self._backends):
+            return sample(logits, seqs, self._end_token_ids, self.processors)

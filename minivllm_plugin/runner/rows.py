@@ -1,18 +1,20 @@
 """What is taken from which rows of a batch: logits of the last row of each sequence computed to its end, logits of prompt rows
 to be scored, hidden states of rows to be pooled."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from minivllm_plugin.engine.sequence import Sequence
+from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
 from minivllm_plugin.runner.logprobs import describe_rows
 
 __all__ = ["LogitRows"]
 
 POOLED = "pooled"
+IGNORED = 0  # what a sequence gets that was not computed to its end; the scheduler does not look at it
 
 
 @dataclass(slots=True)
@@ -20,7 +22,8 @@ class LogitRows:
     """Filled sequence by sequence while a batch is laid out.
 
     Attributes:
-        sampled: indices into the batch of the sequences that get a next token.
+        sampled: indices into the batch of the sequences that get a next token; once for each row that one is chosen for, so one
+            with drafts stands there several times in a row.
         rows: rows whose logits are needed: first one for each of ``sampled``, then those of prompts.
         pooled: rows whose hidden states are needed.
     """
@@ -53,9 +56,40 @@ class LogitRows:
             if count > 0:
                 self._prompts.append((index, begin, count))
                 self._scored += range(first_row + begin - start, first_row + begin - start + count)
-        if end == seq.num_tokens:
-            self.sampled.append(index)
-            self._last.append(first_row + seq.num_scheduled_tokens - 1)
+        num_rows = end - (seq.num_tokens + seq.num_pending_tokens) + 1  # one, and one for each draft
+        if num_rows > 0:
+            after = first_row + seq.num_scheduled_tokens
+            self.sampled += [index] * num_rows
+            self._last += range(after - num_rows, after)
+
+    def answers(
+        self,
+        logits: Tensor | None,
+        hidden: Tensor | None,
+        seqs: SequenceABC[Sequence],
+        choose: Callable[[Tensor, list[Sequence]], list[int]],
+    ) -> list[int | list[int]]:
+        """What a runner returns for the batch.
+
+        Args:
+            logits: float32 ``[len(rows), V]``; None when there are none.
+            hidden: float ``[len(pooled), hidden_size]``, after the last norm; None when there are none.
+            choose: one token for each row of logits, whose sequences it is told.
+        """
+        answers: list[int | list[int]] = [IGNORED] * len(seqs)
+        if hidden is not None and self._pools:
+            for index in self.take_embeddings(hidden, seqs):
+                answers[index] = FAILED_TOKEN
+        if logits is not None and self.rows:
+            logits = self.take_prompt_logprobs(logits, seqs)
+            chosen = choose(logits, [seqs[index] for index in self.sampled]) if self.sampled else []
+            row = 0
+            while row < len(chosen):
+                index = self.sampled[row]
+                drafts = seqs[index].draft_token_ids
+                answers[index] = _right(drafts, chosen[row:]) if drafts else chosen[row]
+                row += 1 + len(drafts)
+        return answers
 
     def take_prompt_logprobs(self, logits: Tensor, seqs: SequenceABC[Sequence]) -> Tensor:
         """Score the prompt rows, append that to their sequences, and return the logits of ``sampled`` alone.
@@ -101,3 +135,11 @@ class LogitRows:
                     seq.failure = "its hidden states were not finite (NaN or infinite)"
                     failed.append(index)
         return failed
+
+
+def _right(drafts: list[int], chosen: list[int]) -> list[int]:
+    """``chosen``, a token a row, as far as it equals the drafts that the rows were computed from, and one more."""
+    num_right = 0
+    while num_right < len(drafts) and chosen[num_right] == drafts[num_right]:
+        num_right += 1
+    return chosen[: num_right + 1]

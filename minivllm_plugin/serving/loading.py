@@ -11,7 +11,8 @@ from pathlib import Path
 
 from minivllm_plugin.config import EngineConfig
 from minivllm_plugin.engine.admission import Limits
-from minivllm_plugin.engine.llm_engine import LLMEngine
+from minivllm_plugin.engine.llm_engine import LLMEngine, Runner
+from minivllm_plugin.engine.prompt_lookup import PromptLookup
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.engine.sequence import Pooling
 from minivllm_plugin.errors import ConfigError
@@ -23,6 +24,7 @@ __all__ = ["Loaded", "load"]
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_SPECULATIVE_TOKENS = 7
 NO_EOS = -1  # equal to no token: a model whose files name no end token runs until max_tokens
 
 
@@ -82,6 +84,7 @@ def load(config: EngineConfig, extensions: Extensions | None = None) -> tuple[LL
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,
     )
+    scheduler.speculation = _speculation(config, backend.runner)
     window = min(config.max_model_len or model.max_position_embeddings, backend.num_blocks * config.block_size)
     if not config.enable_chunked_prefill:
         window = min(window, config.max_num_batched_tokens)
@@ -113,6 +116,24 @@ def load(config: EngineConfig, extensions: Extensions | None = None) -> tuple[LL
         _pooling(config, description.directory),
     )
     return engine, loaded
+
+
+def _speculation(config: EngineConfig, runner: Runner) -> PromptLookup | None:
+    """Who guesses tokens, if anybody does.
+
+    Raises:
+        ConfigError: guesses are asked for, and the runner cannot verify them.
+    """
+    most = config.num_speculative_tokens
+    if not getattr(runner, "can_speculate", False):
+        if most:
+            raise ConfigError(
+                f"num_speculative_tokens={most} needs the compiled CPU kernels, which give a row the same bits in any company; "
+                "they do not compute this model here: leave it out"
+            )
+        return None
+    most = DEFAULT_SPECULATIVE_TOKENS if most is None else most
+    return PromptLookup(most) if most else None
 
 
 def _pooling(config: EngineConfig, directory: Path | None) -> Pooling:

@@ -10,7 +10,7 @@ from minivllm_plugin.bench.clients import exact_length, fresh_salts
 from minivllm_plugin.bench.step_clock import StepClock
 from minivllm_plugin.bench.workload import LAST_TOKEN_ID, offline_workload, prefill_prompt, warm_up_prompt
 from minivllm_plugin.config import EngineConfig
-from minivllm_plugin.engine.llm_engine import LLMEngine
+from minivllm_plugin.engine.llm_engine import LLMEngine, RunnerAnswers
 from minivllm_plugin.engine.sequence import Sequence as EngineSequence
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.serving.llm import LLM
@@ -36,9 +36,9 @@ class StepRecorder:
         """A loader for :meth:`LLM.from_loader`."""
         engine, loaded = load(config)
         self._clock.attach(engine)
-        run: Callable[[list[EngineSequence], bool], list[int]] = engine.runner.run
+        run: Callable[[list[EngineSequence], bool], RunnerAnswers] = engine.runner.run
 
-        def recorded(seqs: list[EngineSequence], is_prefill: bool) -> list[int]:
+        def recorded(seqs: list[EngineSequence], is_prefill: bool) -> RunnerAnswers:
             self._work[len(self._clock.steps) - 1] = StepWork.of(seqs)
             return run(seqs, is_prefill)
 
