@@ -29,6 +29,9 @@ TARGETS = (80, 90, 100)
 
 RESOURCES = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers", re.S)
 
+LOADS = re.compile(r"ld\.global[a-zA-Z0-9_.:]*?(?:\.v(\d))?\.b(\d+)\b")
+COPIES = re.compile(r"cp\.async\.c[ag]\.shared\.global[^;]*?\], *\[[^;]*?\], *(0x[0-9a-f]+|\d+)")
+
 
 @dataclass(frozen=True)
 class CompileCase:
@@ -43,7 +46,10 @@ class CompileCase:
         constexprs: value of each constexpr argument, by name.
         num_warps, num_stages: as given at launch.
         targets: which of :data:`TARGETS` it is for.
-        spill_limit: bytes of spill loads and stores that are accepted, with ``reason`` saying why.
+        spill_limit: bytes of spill loads and stores that are accepted.
+        narrow: no load of 16 bytes is expected.
+        reason: why targets are left out, spills accepted or loads narrow; empty where nothing of the kind is asked for.
+        options: further options of the compiler, as given at launch.
     """
 
     name: str
@@ -54,13 +60,22 @@ class CompileCase:
     num_stages: int
     targets: Sequence[int] = TARGETS
     spill_limit: int = 0
+    narrow: bool = False
     reason: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What came out of one case for one target. Shared memory is a block's, in bytes; spills are a thread's, in bytes."""
+    """What came out of one case for one target.
+
+    Attributes:
+        registers: a thread's.
+        spill_stores, spill_loads, stack: a thread's, in bytes.
+        shared: bytes of shared memory a block.
+        widest_load: bytes of the widest access to global memory; 16 is the most that a thread can ask for at once.
+        binary: bytes of the cubin.
+    """
 
     case: str
     target: int
@@ -69,6 +84,7 @@ class Compiled:
     spill_loads: int
     stack: int
     shared: int
+    widest_load: int
     binary: int
 
 
@@ -108,7 +124,8 @@ def compile_case(case: CompileCase, target: int) -> Compiled:
     if found is None:
         raise RuntimeError(f"{case.name}, sm_{target}: ptxas says nothing of registers and spills: {log.getvalue()!r}")
     stack, stores, loads, registers = (int(number) for number in found.groups())
-    return Compiled(case.name, target, registers, stores, loads, stack, kernel.metadata.shared, len(kernel.asm["cubin"]))
+    widest, size = _widest_load(kernel.asm["ptx"]), len(kernel.asm["cubin"])
+    return Compiled(case.name, target, registers, stores, loads, stack, kernel.metadata.shared, widest, size)
 
 
 def excess(case: CompileCase, result: Compiled) -> str | None:
@@ -120,15 +137,11 @@ def excess(case: CompileCase, result: Compiled) -> str | None:
 
 
 def table(results: Iterable[Compiled]) -> str:
-    """A Markdown table, one line a case and target."""
-    lines = [
-        "| case | target | registers | spill stores | spill loads | shared memory | binary |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    """A Markdown table, one line a case and target; spilled is stores and loads together."""
+    lines = ["| case | target | registers | spilled | shared memory | widest load | binary |", "|---|---|---|---|---|---|---|"]
     for r in results:
-        lines.append(
-            f"| {r.case} | sm_{r.target} | {r.registers} | {r.spill_stores} | {r.spill_loads} | {r.shared} | {r.binary} |"
-        )
+        spilled = r.spill_stores + r.spill_loads
+        lines.append(f"| {r.case} | sm_{r.target} | {r.registers} | {spilled} | {r.shared} | {r.widest_load} | {r.binary} |")
     return "\n".join(lines)
 
 
@@ -173,6 +186,13 @@ def _specialised(case: CompileCase) -> tuple[dict[str, str], dict[str, Any], dic
             attributes[(index,)] = [["tt.divisibility", 16]]
         signature[name] = kind
     return signature, constants, attributes
+
+
+def _widest_load(ptx: str) -> int:
+    """In bytes, out of plain loads, vectors of them, and copies past the registers."""
+    plain = [int(count or 1) * int(bits) // 8 for count, bits in LOADS.findall(ptx)]
+    copies = [int(size, 0) for size in COPIES.findall(ptx)]
+    return max([*plain, *copies], default=0)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,13 @@
 import torch
 
 from minivllm_kernels.triton.launch import interpreting
+from minivllm_kernels.triton.norm_rotary_store import norm_rotary_store
+from minivllm_kernels.triton.rms_norm import add_rms_norm, rms_norm
+from minivllm_kernels.triton.rotary import rotary
 from minivllm_kernels.triton.silu_and_mul import silu_and_mul
+from minivllm_kernels.triton.store_kv import store_kv
 
-__all__ = ["silu_and_mul", "unavailable"]
+__all__ = ["add_rms_norm", "norm_rotary_store", "rms_norm", "rotary", "silu_and_mul", "store_kv", "unavailable"]
 
 
 def unavailable() -> str | None:

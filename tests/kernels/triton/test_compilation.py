@@ -24,17 +24,19 @@ def test_every_case_compiles_for_every_target_and_spills_no_more_than_it_may(
         (case.name, target) for case in all_cases() for target in TARGETS if target in case.targets
     ]
     assert all(0 < result["registers"] <= 255 and result["binary"] > 0 for result in results)
+    # What a launch knows of alignment has reached the loads: 16 bytes a thread, the most there is.
+    assert {result["case"] for result in results if result["widest_load"] < 16} == {c.name for c in all_cases() if c.narrow}
 
 
 def test_cases_have_names_of_their_own_and_a_reason_for_what_they_are_spared() -> None:
     cases = all_cases()
     assert len({case.name for case in cases}) == len(cases)
-    assert [case.name for case in cases if case.spill_limit and not case.reason] == []
-    assert [case.name for case in cases if set(case.targets) != set(TARGETS) and not case.reason] == []
+    spared = [case for case in cases if case.spill_limit or case.narrow or set(case.targets) != set(TARGETS)]
+    assert [case.name for case in spared if not case.reason] == []
 
 
 def result(stores: int = 0, loads: int = 0) -> Compiled:
-    return Compiled("one", 90, 32, stores, loads, stores, 0, 1000)
+    return Compiled("one", 90, 32, stores, loads, stores, 0, 16, 1000)
 
 
 def case(spill_limit: int = 0) -> CompileCase:
@@ -51,7 +53,7 @@ def test_a_spill_is_an_excess_unless_it_is_accepted() -> None:
 def test_the_table_has_a_line_for_each_result() -> None:
     lines = table([result(), result(4, 8)]).splitlines()
     assert len(lines) == 4
-    assert lines[3] == "| one | sm_90 | 32 | 4 | 8 | 0 | 1000 |"
+    assert lines[3] == "| one | sm_90 | 32 | 12 | 0 | 16 | 1000 |"
 
 
 def test_interpreted_kernels_are_not_compiled() -> None:
