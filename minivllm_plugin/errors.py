@@ -20,6 +20,7 @@
     ├── RequestTimeoutError (TimeoutError)    the caller's deadline passed; the request was aborted
     └── EngineError                           the engine cannot serve anybody
         ├── EngineDeadError                   its thread died; ``__cause__`` says of what
+        ├── RankFailedError                   another process of a tensor-parallel engine ended
         └── EngineClosedError                 ``close()`` was called
 
 Messages name the value, the limit and the remedy. Nothing here imports anything.
@@ -39,6 +40,7 @@ __all__ = [
     "ModelNotFoundError",
     "PluginError",
     "QueueFullError",
+    "RankFailedError",
     "RequestAbortedError",
     "RequestFailedError",
     "RequestRejectedError",
@@ -122,6 +124,10 @@ class EngineError(MinivllmError):
 
 class EngineDeadError(EngineError):
     """The engine thread died; ``__cause__`` carries the reason."""
+
+
+class RankFailedError(EngineError):
+    """Another process of a tensor-parallel engine ended; names the rank, how it ended and its last words."""
 
 
 class EngineClosedError(EngineError):

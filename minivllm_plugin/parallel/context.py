@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SINGLE", "Group", "ParallelContext"]
+__all__ = ["SINGLE", "Group", "LostPeerError", "ParallelContext"]
+
+
+class LostPeerError(RuntimeError):
+    """A collective failed: another rank is gone, or stands still."""
 
 
 class Group(Protocol):
-    """The collective operations of the layers. Every rank calls the same ones in the same order, on one thread."""
+    """The collective operations of the layers. Every rank calls the same ones in the same order, on one thread.
+
+    They raise LostPeerError.
+    """
 
     def all_reduce(self, x: "Tensor") -> "Tensor":
         """The sum of every rank's ``x``, on every rank. ``x`` may be written and returned."""

@@ -123,7 +123,7 @@ class Driver:
     """Runs one of our models over a paged cache whose blocks are shuffled and whose unwritten slots are NaN."""
 
     def __init__(self, loaded: LoadedModel, *, num_blocks: int = 64, block_size: int = 4, seed: int = 0) -> None:
-        config = loaded.config
+        config = loaded.cache_config
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.module, self.block_size = loaded.module, block_size
         self.caches = [
