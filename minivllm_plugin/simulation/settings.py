@@ -69,7 +69,9 @@ class Settings:
             return max(1, DEFAULT_POOL_TOKENS // size)
         extra = 2 if self.whole_blocks else 1
         return sum(
-            max(-(-one.prompt_tokens // size), len(one.hash_ids) if self.whole_blocks else 0) + one.output_tokens // size + extra
+            (len(one.hash_ids) if self.whole_blocks and one.hash_ids else -(-one.prompt_tokens // size))
+            + one.output_tokens // size
+            + extra
             for one in trace
         )
 

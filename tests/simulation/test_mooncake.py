@@ -2,7 +2,7 @@
 
 import pytest
 
-from minivllm_plugin.simulation import CostModel, Trace, simulate
+from minivllm_plugin.simulation import CostModel, Trace, TraceRequest, simulate
 
 HITS, BLOCKS = 105_710, 288_500  # counted from the ids: 0.3664
 
@@ -29,6 +29,15 @@ def test_requests_one_after_another_find_all_that_their_ids_promise(mooncake: Tr
     assert sum(record.num_hit_blocks for record in result.requests) == HITS
     assert sum(record.num_prompt_blocks for record in result.requests) == BLOCKS
     assert f"{result.block_hit_rate:.4f}" == "0.3664"
+
+
+def test_an_unlimited_pool_has_room_for_what_the_ids_stand_for() -> None:
+    """And not for the recorded lengths, which are 32 times as long here: a pool of millions of blocks takes seconds to make."""
+    trace = Trace(tuple(TraceRequest(float(at), 5120, 40, hash_ids=tuple(range(10))) for at in range(3)))
+    result = simulate(trace, cost_model=CostModel(0.001), num_blocks="unlimited", block_size=16, whole_blocks=True)
+    assert result.num_finished == 3
+    assert result.num_evicted_blocks == 0
+    assert result.settings["num_blocks"] == 3 * (10 + 2 + 2)
 
 
 def test_blocks_of_512_find_all_but_the_partly_filled_ones(mooncake: Trace) -> None:
