@@ -168,12 +168,13 @@ def _norm_rotary_store_kernel(
 def _case(dtype: str, cache: str, kind: str, head_dim: int, norm: bool, one_kv_head: bool = False) -> CompileCase:
     half, heads = heads_a_program(head_dim, 16)
     counts = "i32:1" if one_kv_head else "i32"  # a launch compiles in what is 1
+    suffixes = ["norm"] * norm + ["1 KV head"] * one_kv_head
     strides = (
         *("q_stride", "q_head_stride", "k_stride", "k_head_stride", "v_stride", "v_head_stride", "table_stride"),
         *("k_slot_stride", "k_cache_head_stride", "v_slot_stride", "v_cache_head_stride"),
     )
     return CompileCase(
-        name=f"norm_rotary_store {dtype} to {kind if kind != 'plain' else cache} {head_dim}{' norm' if norm else ''}{' 1 KV head' if one_kv_head else ''}",
+        name=" ".join(("norm_rotary_store", dtype, "to", kind if kind != "plain" else cache, str(head_dim), *suffixes)),
         kernel=_norm_rotary_store_kernel,
         signature={
             **dict.fromkeys(("q", "k", "v", "out", "q_weight", "k_weight"), f"*{dtype}"),
