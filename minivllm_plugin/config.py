@@ -50,6 +50,8 @@ class EngineConfig:
             room for twice the window or 16,384 tokens, at most 1 GiB or an eighth of the machine's memory.
         gpu_memory_utilization: share of a CUDA device's memory for weights, the largest batch, graphs and the pool together,
             above 0 and at most 1.
+        tensor_parallel_size: processes that share the model, each with a part of every layer and of the pool: CUDA devices from
+            ``device`` on, or several processes on the CPU. ``kv_cache_bytes`` and ``gpu_memory_utilization`` are each process's.
         enforce_eager: no CUDA graphs; the same as ``cuda_graphs="off"``.
         cuda_graphs: of decode steps: ``lazy`` captures a batch size when it is first met, ``full`` all sizes at start-up,
             ``off`` none. Looked at on CUDA devices only.
@@ -94,6 +96,7 @@ class EngineConfig:
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
+    tensor_parallel_size: int = 1
     enforce_eager: bool = False
     cuda_graphs: CudaGraphs = "lazy"
     num_speculative_tokens: int | None = None
@@ -141,6 +144,7 @@ class EngineConfig:
         check_integer("seed", self.seed, at_least=0)
         if self.num_speculative_tokens is not None:
             check_integer("num_speculative_tokens", self.num_speculative_tokens, at_least=0)
+        check_integer("tensor_parallel_size", self.tensor_parallel_size, at_least=1)
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise ConfigError(
                 f"num_blocks={self.num_blocks} and kv_cache_bytes={self.kv_cache_bytes} both set the pool; give one"

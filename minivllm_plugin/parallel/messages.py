@@ -94,6 +94,4 @@ def decode_layout(payload: bytes) -> StepLayout:
     for width in widths:
         tables.append(numbers[start : start + width])
         start += width
-    return StepLayout(
-        token_ids, positions, slots, [], tuple(query_lens), tuple(seq_lens), tables, LogitRows.of_rows(rows)
-    )
+    return StepLayout(token_ids, positions, slots, [], tuple(query_lens), tuple(seq_lens), tables, LogitRows.of_rows(rows))

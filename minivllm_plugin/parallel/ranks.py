@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 WORKER = "minivllm_plugin.parallel.worker"
 LAST_LINES = 20  # of a rank's standard error, for the message about its end
-END_SECONDS = 5.0  # for a rank to end after its pipe was closed; then it is killed
+END_SECONDS = 3.0  # for a rank to end after its pipe was closed; then it is killed
 VERDICT_SECONDS = 3.0  # between a broken collective and the news whose end broke it
 
 

@@ -47,6 +47,11 @@ class TensorParallelRunner:
         ranks.call_on_failure(lambda _: group.abort())
 
     @property
+    def dtype(self) -> str:
+        """Of the weights, such as ``bfloat16``."""
+        return str(self._local.model.dtype).removeprefix("torch.")
+
+    @property
     def processors(self) -> "LogitsPipeline | None":
         """The logits processors of plugins; None when there are none."""
         return self._local.processors

@@ -1,4 +1,4 @@
-"""Brings the ranks of one engine up: settings that cannot be shared are refused, processes started, parts loaded, pools agreed on.
+"""Brings the ranks of one engine up: what cannot be shared is refused, processes are started, parts loaded, pools agreed on.
 
 Runs on the engine thread, in the place of loading one whole model.
 """
@@ -95,8 +95,8 @@ def rank_devices(device: str, size: int) -> tuple[str, ...]:
     first, count = torch.device(device).index or 0, torch.cuda.device_count()
     if first + size > count:
         raise ConfigError(
-            f"tensor_parallel_size={size} from device {device!r} on needs {first + size} CUDA devices, this machine shows {count}; "
-            f"set it to at most {count - first}"
+            f"tensor_parallel_size={size} from device {device!r} on needs {first + size} CUDA devices, this machine "
+            f"shows {count}; set it to at most {count - first}"
         )
     return tuple(f"cuda:{first + rank}" for rank in range(size))
 

@@ -66,7 +66,10 @@ def build_backend(
     kinds = _kinds(config, description.config)
     table = extensions.attention.table()
     extensions.attention.report(table, torch.device(device).type)
-    reason = _why_not_cpu_kernels(config, description.config, device, kinds)
+    reason = None
+    if config.tensor_parallel_size > 1:
+        reason = f"tensor_parallel_size={config.tensor_parallel_size} shares a model out, and they compute a whole one"
+    reason = reason or _why_not_cpu_kernels(config, description.config, device, kinds)
     reason = reason or extensions.attention.instead_of_whole_steps(table, device)
     if reason is None:
         return _cpu_backend(config, source, description, kinds, ends, extensions, table)
@@ -78,6 +81,8 @@ def build_backend(
             )
     if device == "cpu":
         logger.warning("the CPU kernels are not used: %s; plain torch computes instead, which is slower", reason)
+    if config.tensor_parallel_size > 1:
+        return _parallel_backend(config, source, description, device, ends, extensions)
     return _torch_backend(config, source, description, device, ends, extensions, table)
 
 
@@ -171,3 +176,17 @@ def _torch_backend(
     runner = ModelRunner(model, ends, table)
     cache = runner.allocate_kv_cache(plan_num_blocks(config, model.config, dtype), config.block_size)
     return Backend(runner, cache.num_blocks, cache.num_bytes, "torch", dtype)
+
+
+def _parallel_backend(
+    config: EngineConfig,
+    source: ModelSource,
+    description: ModelDescription,
+    device: str,
+    ends: Collection[int],
+    extensions: Extensions,
+) -> Backend:
+    from minivllm_plugin.parallel.start import start_ranks
+
+    runner = start_ranks(config, source, description, device, ends, extensions)
+    return Backend(runner, runner.cache.num_blocks, runner.cache.num_bytes, "torch", runner.dtype)

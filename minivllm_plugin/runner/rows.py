@@ -35,6 +35,11 @@ class LogitRows:
     pooled: list[int] = field(default_factory=list)
     _pools: list[tuple[int, int]] = field(default_factory=list)  # index of the sequence, how many rows
 
+    @classmethod
+    def of_rows(cls, rows: list[int]) -> "LogitRows":
+        """Rows whose logits are needed, for somebody else to choose from."""
+        return cls(_last=rows)
+
     @property
     def rows(self) -> list[int]:
         return self._last + self._scored

@@ -14,7 +14,8 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -53,6 +54,10 @@ class _Abort:
     choice: int | None = None
 
 
+_Message = Request | _Abort | EngineError | None
+"""In the inbox. An error: the engine cannot go on, as somebody beside it has noticed. None: close."""
+
+
 class Lifecycle(Protocol):
     """Who is told of an engine's life. ``failed`` and ``stopped`` must not raise."""
 
@@ -81,7 +86,7 @@ class EngineService:
         self._lifecycle = lifecycle
         self._build: Callable[[], LLMEngine] | None = build
         self._max_unfinished = max_unfinished
-        self._inbox: queue.SimpleQueue[Request | _Abort | None] = queue.SimpleQueue()  # None: close
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._state: State = "starting"
         self._cause: BaseException | None = None
         self._snapshot: EngineSnapshot | None = None
@@ -224,13 +229,17 @@ class EngineService:
         assert self._build is not None
         engine = self._build()
         self._build = None
-        self._snapshot = take_snapshot(engine.scheduler)
-        if self._lifecycle is not None:
-            self._lifecycle.started(self)
-        self._state = "serving"
-        self._started.set()
-        self._live = LiveRequests(engine, self._release)
-        self._serve(engine, self._live)
+        with _closing(engine.runner):
+            watch = getattr(engine.runner, "call_on_failure", None)
+            if watch is not None:
+                watch(self._inbox.put)
+            self._snapshot = take_snapshot(engine.scheduler)
+            if self._lifecycle is not None:
+                self._lifecycle.started(self)
+            self._state = "serving"
+            self._started.set()
+            self._live = LiveRequests(engine, self._release)
+            self._serve(engine, self._live)
 
     def _serve(self, engine: LLMEngine, live: LiveRequests) -> None:
         published = 0.0
@@ -257,6 +266,8 @@ class EngineService:
                 return True
             if message is None:
                 return False
+            if isinstance(message, EngineError):
+                raise message
             if isinstance(message, _Abort):
                 live.abort(message.request_id, message.request, message.choice)
             else:
@@ -292,7 +303,18 @@ def _clear_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _stop_thread(inbox: "queue.SimpleQueue[Request | _Abort | None]", thread: threading.Thread, started: threading.Event) -> None:
+@contextmanager
+def _closing(runner: object) -> Iterator[None]:
+    """Whichever way the block is left: a runner that holds more than memory, such as processes, has ``close()``."""
+    try:
+        yield
+    finally:
+        close = getattr(runner, "close", None)
+        if close is not None:
+            close()
+
+
+def _stop_thread(inbox: "queue.SimpleQueue[_Message]", thread: threading.Thread, started: threading.Event) -> None:
     """At interpreter exit, or when the service is collected: tensors must not be in use while Python is taken down."""
     inbox.put(None)
     if threading.current_thread() is not thread:
