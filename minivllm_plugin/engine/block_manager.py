@@ -155,11 +155,12 @@ class BlockManager:
             self._extend(seq, missing)
 
     def extend(self, seq: Sequence, num_tokens: int, *, keep_free: int) -> int:
-        """How many of ``num_tokens`` beyond the newest token have a slot; a block is taken if more than these are free."""
+        """Find slots for ``num_tokens`` beyond the newest token, leaving ``keep_free`` blocks free; how many of them there are."""
         room = len(seq.block_table) * self.block_size - seq.num_tokens
-        if room < num_tokens and len(self._free) > keep_free:
-            self._extend(seq, 1)
-            room += self.block_size
+        missing = min(self.blocks_needed(num_tokens - room), len(self._free) - keep_free)
+        if missing > 0:
+            self._extend(seq, missing)
+            room += missing * self.block_size
         return min(num_tokens, room)
 
     def commit(self, seq: Sequence) -> None:

@@ -184,6 +184,8 @@ class Scheduler:
             self._limits = limits if self.enable_chunked_prefill else self._limits._replace(num_sequences=limits.num_sequences)
         for sequence in self.running:
             sequence.num_scheduled_tokens = 0
+            if sequence.draft_token_ids:  # of a batch that was never computed
+                sequence.draft_token_ids = []
         if self.enable_chunked_prefill:
             batch, is_prefill = self._schedule_mixed(), False
         else:
@@ -262,6 +264,7 @@ class Scheduler:
         self.block_manager.deallocate(seq)
         seq.status = SequenceStatus.WAITING
         seq.num_scheduled_tokens = 0
+        seq.draft_token_ids = []
         seq.num_preemptions += 1
         self.num_preemptions += 1
         self.preempted.append(seq)
@@ -410,7 +413,8 @@ class Scheduler:
 def _check_answer(seq: Sequence, answer: tuple[int, ...]) -> None:
     """What the runner says to one sequence: right drafts and a token, each a token id or ``FAILED_TOKEN``."""
     drafts = tuple(seq.draft_token_ids)
-    if not answer or answer[:-1] != drafts[: len(answer) - 1]:
+    is_awaited = seq.status is SequenceStatus.RUNNING and seq.num_scheduled_tokens > 0
+    if not answer or (is_awaited and answer[:-1] != drafts[: len(answer) - 1]):
         raise ValueError(f"the runner returned {answer} for a sequence with drafts {drafts}")
     for token_id in answer:
         if not FAILED_TOKEN <= token_id <= MAX_TOKEN_ID:

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from itertools import chain, islice
 
+from minivllm_plugin.engine.prompt_lookup import SpeculationStatistics
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.views import EngineState
@@ -34,6 +35,7 @@ class EngineSnapshot:
     Attributes:
         sequences: all that run, then the first of those that wait (at most 100, so that a long queue costs no time).
         num_cached_blocks: free blocks that can still be found by their content.
+        num_drafted_tokens, num_accepted_tokens: guessed by prompt lookup since start, and those of them that came true.
         prefix_hit_rate: tokens found in the cache / tokens looked up, since start.
         now: the moment, on ``time.monotonic()``'s clock.
     """
@@ -54,6 +56,8 @@ class EngineSnapshot:
     block_size: int = 0
     max_num_sequences: int = 0
     max_num_batched_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def state(self) -> EngineState:
@@ -80,6 +84,7 @@ class EngineSnapshot:
 def take_snapshot(scheduler: Scheduler) -> EngineSnapshot:
     """Copy the state of ``scheduler``; call on the engine thread."""
     pool = scheduler.block_manager
+    speculation = scheduler.speculation.statistics if scheduler.speculation is not None else SpeculationStatistics()
     return EngineSnapshot(
         step=scheduler.num_steps,
         num_waiting=len(scheduler.waiting),
@@ -97,6 +102,8 @@ def take_snapshot(scheduler: Scheduler) -> EngineSnapshot:
         block_size=pool.block_size,
         max_num_sequences=scheduler.max_num_sequences,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        num_drafted_tokens=speculation.drafted_tokens,
+        num_accepted_tokens=speculation.accepted_tokens,
     )
 
 

@@ -20,7 +20,7 @@ the serving half and torch, and only when they are used. :func:`simulate` runs a
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from minivllm_plugin.testing.choosers import ChooseToken, HashedTokens, ScriptedLogits, ScriptedTokens
+from minivllm_plugin.testing.choosers import ChooseToken, HashedTokens, RepeatingTokens, ScriptedLogits, ScriptedTokens
 from minivllm_plugin.testing.clock import VirtualClock
 from minivllm_plugin.testing.driving import drive
 from minivllm_plugin.testing.folding import FoldedBlock, FoldedBlocks
@@ -45,6 +45,7 @@ __all__ = [
     "LedgerRunner",
     "LogitsRunner",
     "RecordedRequest",
+    "RepeatingTokens",
     "RowRecord",
     "ScriptedLogits",
     "ScriptedTokens",

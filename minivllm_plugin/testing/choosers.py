@@ -15,7 +15,7 @@ import xxhash
 
 from minivllm_plugin.engine.sequence import Sequence
 
-__all__ = ["ChooseToken", "HashedTokens", "ScriptedLogits", "ScriptedTokens"]
+__all__ = ["ChooseToken", "HashedTokens", "RepeatingTokens", "ScriptedLogits", "ScriptedTokens"]
 
 ChooseToken: TypeAlias = Callable[[Sequence], int]
 
@@ -42,6 +42,13 @@ class HashedTokens:
 
     def _after(self, token_ids: list[int]) -> int:
         return xxhash.xxh3_64_intdigest(array("q", token_ids).tobytes()) % self.vocab_size
+
+
+class RepeatingTokens(HashedTokens):
+    """The next token is a fixed hash of the last two: completions run into loops, as small models do, and can be guessed."""
+
+    def _after(self, token_ids: list[int]) -> int:
+        return super()._after(token_ids[-2:])
 
 
 class ScriptedTokens:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from minivllm_plugin.engine.scheduler import Scheduler
-from minivllm_plugin.engine.sequence import MAX_TOKEN_ID, Sequence, SequenceStatus
+from minivllm_plugin.engine.sequence import MAX_TOKEN_ID, Sequence, SequenceStatus, computes_prompt
 from minivllm_plugin.testing.choosers import ChooseToken, HashedTokens
 from minivllm_plugin.testing.invariants import InvariantError
 
@@ -74,6 +74,7 @@ class LedgerRunner:
         max_num_batched_tokens: more tokens in one batch are an error; None does not look.
         fail_on_call: the call, counted from 1, that raises RuntimeError instead of answering.
         gate: if given, every call waits until this event is set.
+        can_speculate: verify drafts; without it there must be none.
 
     Attributes:
         num_calls: calls so far.
@@ -91,12 +92,14 @@ class LedgerRunner:
         max_num_batched_tokens: int | None = None,
         fail_on_call: int | None = None,
         gate: threading.Event | None = None,
+        can_speculate: bool = False,
     ) -> None:
         self.block_size = block_size
         self.choose: ChooseToken = choose if choose is not None else HashedTokens(vocab_size)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.fail_on_call = fail_on_call
         self.gate = gate
+        self.can_speculate = can_speculate
         self.entered = threading.Event()
         self.num_calls = 0
         self.batches: deque[BatchRecord] = deque(maxlen=10_000)
@@ -109,7 +112,7 @@ class LedgerRunner:
         options.setdefault("max_num_batched_tokens", scheduler.max_num_batched_tokens)
         return cls(scheduler.block_manager.num_blocks, scheduler.block_size, **options)
 
-    def run(self, seqs: list[Sequence], is_prefill: bool) -> list[int]:
+    def run(self, seqs: list[Sequence], is_prefill: bool) -> list[int | list[int]]:
         """One token per sequence; see :class:`minivllm_plugin.engine.llm_engine.Runner`.
 
         Raises:
@@ -156,13 +159,15 @@ class LedgerRunner:
             return "is in a batch but not running"
         if seq.num_scheduled_tokens < 1:
             return "is in a batch with nothing to compute"
-        if end > seq.num_tokens:
+        if seq.draft_token_ids and not (self.can_speculate and end == seq.num_tokens + len(seq.draft_token_ids)):
+            return f"has {len(seq.draft_token_ids)} drafts that are not to be computed"
+        if end > seq.num_tokens + len(seq.draft_token_ids):
             return f"is given {seq.num_scheduled_tokens} tokens, more than it has left"
         if len(seq.block_table) * self.block_size < end:
             return f"has too few blocks for {end} tokens"
         if min(seq.block_table) < 0 or max(seq.block_table) >= len(self._blocks):
             return f"names a block outside the pool of {len(self._blocks)}"
-        if not is_prefill and (seq.num_scheduled_tokens > 1 or seq.num_computed_tokens < seq.num_prompt_tokens):
+        if not is_prefill and computes_prompt(seq):
             return "computes prompt tokens in a batch that is called a decode batch"
         return None
 
@@ -198,15 +203,40 @@ class LedgerRunner:
         if owner is not seq:
             slots = []
             self._expected[request_id] = (seq, slots)
-        history = slots[-1].history if slots else hash(seq.cache_salt)
-        for position in range(len(slots), seq.num_tokens):
-            history = hash((history, seq.token_ids[position]))
-            slots.append(_Slot(seq.token_ids[position], position, history))
-        return slots
+        _append_slots(slots, seq.token_ids[len(slots) :], seq.cache_salt)
+        if not seq.draft_token_ids:
+            return slots
+        guessed = list(slots)  # what stands there until a draft that was wrong is written over
+        _append_slots(guessed, seq.draft_token_ids, seq.cache_salt)
+        return guessed
 
-    def _answer(self, seq: Sequence) -> int:
-        complete = seq.num_computed_tokens + seq.num_scheduled_tokens == seq.num_tokens
-        return self.choose(seq) if complete and not seq.is_finished else UNUSED_TOKEN
+    def _answer(self, seq: Sequence) -> int | list[int]:
+        complete = seq.num_computed_tokens + seq.num_scheduled_tokens >= seq.num_tokens
+        if not complete or seq.is_finished:
+            return UNUSED_TOKEN
+        return self._verified(seq) if seq.draft_token_ids else self.choose(seq)
+
+    def _verified(self, seq: Sequence) -> list[int]:
+        """The right ones among the drafts and the token after them, each chosen as if those before it had been there."""
+        length = seq.num_tokens
+        answer: list[int] = []
+        try:
+            for draft in (*seq.draft_token_ids, None):
+                answer.append(self.choose(seq))
+                if answer[-1] != draft:
+                    break
+                seq.append_token(answer[-1])
+        finally:
+            del seq.token_ids[length:]
+        return answer
+
+
+def _append_slots(slots: list[_Slot], token_ids: SequenceABC[int], salt: str | None) -> None:
+    """Go on with ``slots``, which begin at position 0, for these tokens."""
+    history = slots[-1].history if slots else hash(salt)
+    for token_id in token_ids:
+        history = hash((history, token_id))
+        slots.append(_Slot(token_id, len(slots), history))
 
 
 def _describe(found: _Slot | None, wanted: _Slot) -> str:

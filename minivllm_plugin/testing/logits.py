@@ -64,7 +64,7 @@ class LogitsRunner(LedgerRunner):
         self.end_token_ids = tuple(end_token_ids)
         self.processors: LogitsPipeline | None = None
 
-    def run(self, seqs: list[Sequence], is_prefill: bool) -> list[int]:
+    def run(self, seqs: list[Sequence], is_prefill: bool) -> list[int | list[int]]:
         """As :meth:`LedgerRunner.run`, with sampled tokens."""
         tokens = super().run(seqs, is_prefill)
         rows = [

@@ -10,14 +10,23 @@ from typing import Any
 
 import pytest
 
+from minivllm_plugin.engine.prompt_lookup import PromptLookup
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
 from minivllm_plugin.errors import InvalidRequestError
 from minivllm_plugin.sampling_parameters import SamplingParams
-from minivllm_plugin.testing import HashedTokens, LedgerRunner, assert_invariants
+from minivllm_plugin.testing import HashedTokens, LedgerRunner, RepeatingTokens, assert_invariants
 
 NUM_WALKS, STEPS = 60, 250
 VOCABULARY, EOS = 30, 0
+
+
+class Loops(RepeatingTokens):
+    """Few tokens, so that a completion soon repeats itself; now and then one that ends it."""
+
+    def _after(self, token_ids: list[int]) -> int:
+        token = super()._after(token_ids)
+        return token if token in (EOS, 1, 5) else 6 + token % 4
 
 
 class Walk:
@@ -40,8 +49,11 @@ class Walk:
             enable_prefix_caching=rng.random() < 0.8,
             policy=rng.choice(["fcfs", "priority"]),
         )
-        self.hashed = HashedTokens(VOCABULARY)
-        self.runner = LedgerRunner.for_scheduler(self.scheduler, choose=self.choose)
+        guesses = seed % 3 == 0
+        self.bustle = 0.15 if guesses else 0.4  # nothing is guessed while somebody waits
+        self.scheduler.speculation = PromptLookup(rng.choice([1, 3, 7])) if guesses else None
+        self.hashed = Loops(60) if guesses else HashedTokens(VOCABULARY)
+        self.runner = LedgerRunner.for_scheduler(self.scheduler, choose=self.choose, can_speculate=guesses)
         self.capacity = self.num_blocks * block_size
         self.prefixes = [[rng.randrange(VOCABULARY) for _ in range(3 * block_size)] for _ in range(3)]
         self.accepted: list[Sequence] = []
@@ -139,7 +151,8 @@ class Walk:
         lengths = {id(seq): seq.num_tokens for seq in computed}
         self.scheduler.postprocess(computed, tokens)
         self.check("postprocess")
-        assert all(seq.num_tokens <= lengths[id(seq)] + 1 for seq in computed)
+        most = 1 if self.scheduler.speculation is None else 1 + self.scheduler.speculation.num_speculative_tokens
+        assert all(seq.num_tokens <= lengths[id(seq)] + most for seq in computed)
 
     def interfere(self) -> None:
         self.rng.choice(self.interferences)()
@@ -147,7 +160,7 @@ class Walk:
     def run(self) -> None:
         actions = [self.add, self.abort, self.preempt, self.reset, self.add_again]
         for _ in range(STEPS):
-            while self.rng.random() < 0.4:
+            while self.rng.random() < self.bustle:
                 self.rng.choices(actions, [10, 2, 1, 0.3, 0.3])[0]()
             self.step()
 
@@ -179,8 +192,8 @@ def test_the_walks_are_long_and_varied_enough() -> None:
     assert NUM_WALKS * STEPS >= 10_000
     calls: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    preemptions = hits = 0
-    for seed in range(10):
+    preemptions = hits = drafted = accepted = 0
+    for seed in range(13):
         walk = Walk(seed)
         walk.run()
         walk.drain()
@@ -188,7 +201,11 @@ def test_the_walks_are_long_and_varied_enough() -> None:
         reasons.update(str(seq.finish_reason) for seq in walk.accepted)
         preemptions += walk.scheduler.num_preemptions - walk.num_calls["preempt"]
         hits += walk.scheduler.block_manager.statistics.hit_tokens
+        if walk.scheduler.speculation is not None:
+            drafted += walk.scheduler.speculation.statistics.drafted_tokens
+            accepted += walk.scheduler.speculation.statistics.accepted_tokens
     assert min(calls[name] for name in ("add", "refused", "abort", "preempt", "reset", "add again")) > 10, calls
     assert min(reasons[name] for name in ("stop", "length", "abort", "error")) > 10, reasons
     assert preemptions > 20, preemptions
     assert hits > 200, hits
+    assert 10 < accepted < drafted, (accepted, drafted)

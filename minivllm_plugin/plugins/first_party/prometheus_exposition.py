@@ -106,6 +106,10 @@ class EngineCollector(Collector):
         hit = snapshot.prefix_hit_tokens if snapshot is not None else 0
         yield _counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", model, queried)
         yield _counter("prefix_cache_hits", "Tokens found in the prefix cache.", model, hit)
+        drafted = snapshot.num_drafted_tokens if snapshot is not None else 0
+        accepted = snapshot.num_accepted_tokens if snapshot is not None else 0
+        yield _counter("spec_decode_num_draft_tokens", "Tokens guessed by prompt lookup.", model, drafted)
+        yield _counter("spec_decode_num_accepted_tokens", "Guessed tokens that came true.", model, accepted)
 
     def _of_other_plugins(self, reading: Reading, names: set[str]) -> Iterator[Family]:
         for metric in reading.metrics():

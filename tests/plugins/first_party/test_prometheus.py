@@ -206,6 +206,7 @@ def test_the_page_outlives_the_engine(metrics: PrometheusMetrics) -> None:
     page = Page(metrics.text())
     assert page.value("generation_tokens_total") == 3
     assert page.value("prefix_cache_queries_total") == 3
+    assert page.value("spec_decode_num_draft_tokens_total") == page.value("spec_decode_num_accepted_tokens_total") == 0
     assert page.value("num_requests_running") == 0
     assert page.value("plugin_seconds_total", plugin="prometheus", hook="step_finished") > 0
 
