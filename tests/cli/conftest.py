@@ -4,6 +4,7 @@ import io
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,20 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         return (code if isinstance(code, int) else 0 if code is None else 1), out, err
 
     return call
+
+
+@pytest.fixture
+def cache_with_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache without models, but with the kernels that were compiled on this machine: that takes half a minute."""
+    from minivllm_kernels.cpu.build import kernel_cache_directory
+
+    compiled = kernel_cache_directory()
+    compiled.mkdir(parents=True, exist_ok=True)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "kernels").symlink_to(compiled, target_is_directory=True)
+    monkeypatch.setenv("MINIVLLM_CACHE", str(cache))
+    return cache
 
 
 class ScriptedStream:

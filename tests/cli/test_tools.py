@@ -32,15 +32,14 @@ def test_models_and_pull_know_the_local_copy(run: Run, smollm2_gguf: Path) -> No
     assert run("pull", "smollm2-135m") == (0, f"{smollm2_gguf}\n", "")
 
 
-def test_env_tells_versions_devices_kernels_and_state(run: Run, empty_cache: Path) -> None:
+def test_env_tells_versions_devices_kernels_and_state(run: Run, cache_with_kernels: Path) -> None:
     code, out, _ = run("env")
     assert code == 0
     for part in ("python", "torch", "cores usable", "kernels on cpu", "attention", "reference", "MINIVLLM_CACHE"):
         assert part in out
-    empty_cache.mkdir(exist_ok=True)  # the compiled kernels may be there already
     sections = json.loads(run("env", "--json")[1])
     assert sections["versions"]["minivllm-plugin"] == minivllm_plugin.__version__
-    assert sections["cache"]["directory"] == str(empty_cache)
+    assert sections["cache"]["directory"] == str(cache_with_kernels)
     assert set(sections["kernels on cpu"]) >= {"linear", "attention", "rms_norm"}
 
 
@@ -80,7 +79,7 @@ def test_without_the_adapters_autoload_and_env_say_so(run: Run, monkeypatch: pyt
     assert "unavailable" in run("env")[1]
 
 
-def test_everything_but_autoload_works_without_litellm(empty_cache: Path) -> None:
+def test_everything_but_autoload_works_without_litellm(cache_with_kernels: Path) -> None:
     code = """
 import sys
 sys.modules["litellm"] = None
