@@ -102,13 +102,13 @@ def milliseconds(launch: Callable[[], object], repeats: int = 10) -> float:
             launch()
     except OutOfResources:
         return float("inf")
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]  # type: ignore[no-untyped-call]  # torch's
     marks[0].record()
     for mark in marks[1:]:
         launch()
         mark.record()
     marks[-1].synchronize()
-    times = sorted(before.elapsed_time(after) for before, after in pairwise(marks))
+    times: list[float] = sorted(before.elapsed_time(after) for before, after in pairwise(marks))
     return times[len(times) // 2]
 
 
