@@ -1,8 +1,8 @@
 """What stands between the projections and attention, in one launch: per-head norm, rotation, store.
 
-One program takes one token and a block of query heads, or a block of key heads with the values beside them. Nothing but q leaves
-the registers for memory and comes back: apart from tables, ``T * (H + 2 * K) * D`` elements are read and as many written, where
-norm, rotation and store as ops of their own move two to three times that and launch five kernels. q, k and v are views of one
+One program takes one token and a block of query heads, or a block of key heads with the values beside them. A head stays in
+registers from load to store: apart from the table, ``T * (H + 2 * K) * D`` elements are read and as many written, where
+norm, rotation and store as ops of their own move about twice that in four launches. q, k and v are views of one
 projection and are read where they stand. Tiles as in :mod:`minivllm_kernels.triton.rotary`; no autotuning, for the reason
 given there. Every rounding of the reference is made, in its place.
 """
