@@ -1,13 +1,13 @@
 """In which types keys and values may stand in the cache, and how a kernel reads and writes each.
 
 bfloat16, float16 and float32 are read as they are. The two kinds of 8-bit floats are handed to a kernel as bytes, with a
-constexpr ``FORMAT`` that says what the bytes mean, so that they work on every card: sm_80 has no instruction for e4m3, and Triton
-refuses the type there. A byte is widened to float16, which holds every value of both kinds exactly; that is two or three integer
-instructions an element, and one for two elements where the card converts in hardware (e4m3 from sm_89 on).
+constexpr ``FORMAT`` that says what the bytes mean, so that they work on every card: sm_80 has no instruction for e4m3, and
+Triton refuses the type there. A byte is widened to float16, which holds every value of both kinds exactly; that is two or three
+integer instructions an element, and one for two elements where the card converts in hardware (e4m3 from sm_89 on).
 
 A stored value is ``value / scale`` with one float scale a tensor (``k_scale``, ``v_scale``; 1.0 unless the checkpoint has
-others), rounded to nearest even, and saturated at the largest finite value, as NVIDIA's own conversions are (``cvt.rn.satfinite``). NaN is
-stored as NaN; reading e4m3 by bits gives 480 for it, since no kernel relies on NaN coming back.
+others), rounded to nearest even, and saturated at the largest finite value, as NVIDIA's own conversions are
+(``cvt.rn.satfinite``). NaN is stored as NaN; reading e4m3 by bits gives 480 for it, since no kernel relies on NaN coming back.
 
 Formats: OCP 8-bit Floating Point Specification 1.0 (2023), E4M3 and E5M2.
 """
