@@ -1,9 +1,11 @@
 """When the Triton kernels are picked, and what is said when they cannot be (trials J06)."""
 
+import ast
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,6 +38,21 @@ def run(code: str, **environment: str) -> str:
 def test_every_op_of_the_backend_is_a_public_op() -> None:
     assert set(ops.__all__) - {"unavailable"} <= set(kernels.OPS)
     assert all(callable(getattr(ops, name)) for name in ops.__all__)
+
+
+WAITS = {"item", "cpu", "tolist", "numpy", "nonzero", "synchronize"}
+
+
+def test_no_wrapper_waits_for_the_device() -> None:
+    """A value read back in a wrapper would stop the host in every layer, and cannot stand in a captured graph."""
+    found = [
+        f"{path.name}:{node.lineno} .{node.func.attr}()"
+        for path in sorted(Path(ops.__file__).parent.glob("*.py"))
+        if path.name != "autotune.py"  # measures, never during capture
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in WAITS
+    ]
+    assert found == []
 
 
 def test_nothing_but_force_brings_in_the_interpreter() -> None:

@@ -1,5 +1,6 @@
 """Storing, alone and behind norm and rotation: only live slots change, in every format, at any offset (trials J01, J03)."""
 
+import random
 from typing import Any
 
 import pytest
@@ -90,6 +91,28 @@ def test_norm_rotary_store(heads: tuple[int, int, int], norm: bool, dtype: torch
         only_live_slots_changed(got, poisoned(heads[1], head_dim, dtype), SLOTS)
     for tensor, old in zip(arguments, inputs, strict=True):
         assert torch.equal(tensor, old)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_the_shape_and_the_slots_nothing_else_changes(seed: int) -> None:
+    """Random heads and sizes, a cache that is already full, and any number of padded rows anywhere."""
+    draw = random.Random(seed)
+    k_heads, head_dim = draw.randint(1, 5), 2 * draw.randint(1, 40)
+    heads = (k_heads * draw.randint(1, 3), k_heads, head_dim)
+    live = draw.sample(range(NUM_BLOCKS * BLOCK_SIZE), draw.randint(0, 4))
+    slots = [*live, *[-draw.randint(1, 9) for _ in range(draw.randint(0, 3))]]
+    draw.shuffle(slots)
+    q, k, v = projection(len(slots), heads, torch.float32)
+    caches = [torch.randn(NUM_BLOCKS, BLOCK_SIZE, k_heads, head_dim) for _ in range(2)]
+    before = [cache.clone() for cache in caches]
+    if draw.random() < 0.5:
+        store_kv(k, v, caches[0], caches[1], torch.tensor(slots, dtype=torch.int64))
+    else:
+        positions = torch.tensor([draw.randrange(30) for _ in slots], dtype=torch.int64)
+        table, where = torch.randn(30, head_dim), torch.tensor(slots, dtype=torch.int64)
+        norm_rotary_store(q, k, v, positions, table, caches[0], caches[1], where)
+    for cache, old in zip(caches, before, strict=True):
+        only_live_slots_changed(cache, old, slots)
 
 
 @pytest.mark.parametrize("cache_dtype", FLOAT8)
