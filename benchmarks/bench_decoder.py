@@ -9,7 +9,7 @@ takes longer. Both speeds are measured first.
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from bench_machine import PEAKS, build_machine, peaks, reads
 from op_timing import finish, parser, seconds_of
@@ -32,8 +32,7 @@ FILL_AT_ONCE = 512
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
-    source = resolve(options.model)
-    description = describe_model(source, load_format="dummy")
+    config = describe_model(resolve(options.model), load_format="dummy").config
     longest = max(*(context for _, context in options.batch), *options.prefill)
     blocks = max(n * -(-context // BLOCK_SIZE) for n, context in [*options.batch, (1, longest)])
     machine = build_machine()
@@ -41,23 +40,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     products_per_s = {what: 1e9 * median(peaks(machine, what, options.threads, options.seconds)) for what in PEAKS}
     rows: list[dict[str, object]] = []
     for kind in options.kind:
-        weights = packed_weights(source, description, kind, load_format="dummy", seed=0)
         for cache in options.cache:
-            decoder = CpuDecoder(
-                decoder_geometry(description.config),
-                weights,
-                RotaryTable(description.config.rope, description.config.head_dim, longest).cos_sin,
-                num_blocks=blocks,
-                block_size=BLOCK_SIZE,
-                cache_kind=cache,
-                threads=options.threads,
-            )
-            work = Work(decoder.geometry, description.config.num_layers, kind, cache, bytes_per_s, products_per_s)
+            decoder = open_decoder(options.model, kind, cache, num_blocks=blocks, longest=longest, threads=options.threads)
+            work = Work(decoder.geometry, config.num_layers, kind, cache, bytes_per_s, products_per_s)
             for n, context in options.batch:
                 rows += _decode_rows(decoder, work, n, context, options.seconds)
             for length in options.prefill:
                 rows += _prefill_rows(decoder, work, length, options.seconds)
     finish("decoder", f"one step of {options.model}'s shape", options, rows)
+
+
+def open_decoder(model: str, kind: str, cache: str, *, num_blocks: int, longest: int, threads: int) -> CpuDecoder:
+    """A decoder of the model's shape with random weights of one kind, ready for sequences of up to ``longest`` tokens."""
+    source = resolve(model)
+    description = describe_model(source, load_format="dummy")
+    return CpuDecoder(
+        decoder_geometry(description.config),
+        packed_weights(source, description, kind, load_format="dummy", seed=0),
+        RotaryTable(description.config.rope, description.config.head_dim, longest).cos_sin,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        cache_kind=cache,
+        threads=threads,
+    )
 
 
 def _decode_rows(decoder: CpuDecoder, what: "Work", n: int, context: int, at_least: float) -> list[dict[str, object]]:
@@ -67,18 +72,18 @@ def _decode_rows(decoder: CpuDecoder, what: "Work", n: int, context: int, at_lea
             count = min(FILL_AT_ONCE, context - 1 - start)
             decoder.forward([7] * count, [count], [start + count], [table], [])
     tokens, ones, everybody = [11] * n, [1] * n, list(range(n))
-    took = _pieces(decoder, lambda: decoder.forward(tokens, ones, [context] * n, tables, everybody), at_least)
+    took = step_pieces(decoder, lambda: decoder.forward(tokens, ones, [context] * n, tables, everybody), at_least)
     return what.rows(f"decode {n} x {context}", took, n, n, n * context)
 
 
 def _prefill_rows(decoder: CpuDecoder, what: "Work", length: int, at_least: float) -> list[dict[str, object]]:
     table = _tables(1, length)
     tokens = [(index * 7) % 1000 + 5 for index in range(length)]
-    took = _pieces(decoder, lambda: decoder.forward(tokens, [length], [length], table, [length - 1]), at_least)
+    took = step_pieces(decoder, lambda: decoder.forward(tokens, [length], [length], table, [length - 1]), at_least)
     return what.rows(f"prefill {length}", took, length, 1, length * (length + 1) // 2)
 
 
-def _pieces(decoder: CpuDecoder, call: Callable[[], object], at_least: float) -> dict[str, float]:
+def step_pieces(decoder: CpuDecoder, call: Callable[[], object], at_least: float) -> dict[str, float]:
     """Median seconds of the whole step, and of its pieces."""
     taken: list[dict[str, float]] = []
 
@@ -104,7 +109,7 @@ class Work:
 
     def rows(self, step: str, took: Mapping[str, float], tokens: int, sampled: int, seen: int) -> list[dict[str, object]]:
         """One per piece. ``seen``: pairs of a token and one that it attends to."""
-        floors = self.floors(tokens, sampled, seen)
+        needs = self.needs(tokens, sampled, seen)
         return [
             {
                 "step": step,
@@ -112,14 +117,26 @@ class Work:
                 "cache": self.cache,
                 "piece": piece,
                 "ms": significant(seconds * 1000, 3),
-                "floor_ms": significant(floors[piece] * 1000, 3) if piece in floors else None,
+                **self._floor(needs.get(piece), seconds),
                 "tok_per_s": significant(tokens / seconds) if piece == "whole step" else None,
             }
             for piece, seconds in took.items()
         ]
 
-    def floors(self, tokens: int, sampled: int, seen: int) -> dict[str, float]:
-        """Seconds: bytes at the speed of memory or products at the speed of the processor, whichever takes longer."""
+    def _floor(self, need: "Need | None", seconds: float) -> dict[str, object]:
+        if need is None or not need.read:
+            return dict.fromkeys(("reads_MB", "read_floor_ms", "M_multiply_adds", "multiply_floor_ms", "times_the_floor"))
+        reading, multiplying = need.read / self.bytes_per_s, need.multiply_seconds
+        return {
+            "reads_MB": significant(need.read / 1e6, 3),
+            "read_floor_ms": significant(reading * 1000, 3),
+            "M_multiply_adds": significant(need.multiply_adds / 1e6, 3),
+            "multiply_floor_ms": significant(multiplying * 1000, 3),
+            "times_the_floor": significant(seconds / max(need.floor_seconds, 1e-12), 3),
+        }
+
+    def needs(self, tokens: int, sampled: int, seen: int) -> "dict[str, Need]":
+        """What each piece that has a floor must do; the whole step's floor is the sum of theirs."""
         shape = self.geometry
         heads, kv, hidden = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim, shape.hidden_size
         matrices = {
@@ -128,20 +145,32 @@ class Work:
             "gate_up": 2 * shape.intermediate_size * hidden,
             "down": shape.intermediate_size * hidden,
         }
-        products = self.products_per_s[PRODUCTS_OF.get(self.kind, "float multiply-adds")]
-        element = BYTES_OF[self.kind]
-        found = {
-            name: self.num_layers * max(size * element / self.bytes_per_s, tokens * size / products)
-            for name, size in matrices.items()
-        }
+        peak = self.products_per_s[PRODUCTS_OF.get(self.kind, "float multiply-adds")]
+        element, layers = BYTES_OF[self.kind], self.num_layers
+        found = {name: self._need(layers * size * element, layers * tokens * size, peak) for name, size in matrices.items()}
         head = shape.vocab_size * hidden
-        # Four-bit models keep bytes there.
-        found["head"] = max(head * max(element, 1.0) / self.bytes_per_s, sampled * head / products) if sampled else 0.0
+        # Four-bit models keep bytes there. Without a sampled row it is not read.
+        found["head"] = self._need(head * max(element, 1.0) if sampled else 0.0, sampled * head, peak)
         # Queries of a decoding row share keys with nobody; those of a prompt find them in a cache.
         read = 2 * kv * BYTES_OF[self.cache] * (seen if tokens == sampled else tokens)
         each = self.products_per_s[PRODUCTS_OF["bfloat16_dot"] if self.cache == "bfloat16" else "float multiply-adds"]
-        found["attention"] = self.num_layers * max(read / self.bytes_per_s, 2 * heads * seen / each)
-        return {**found, "whole step": sum(found.values())}
+        found["attention"] = self._need(layers * read, layers * 2 * heads * seen, each)
+        total = [sum(column) for column in zip(*map(astuple, found.values()), strict=True)]
+        return {**found, "whole step": Need(*total)}
+
+    def _need(self, read: float, multiply_adds: float, peak: float) -> "Need":
+        multiplying = multiply_adds / peak
+        return Need(read, multiply_adds, multiplying, max(read / self.bytes_per_s, multiplying))
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes to read, products to add up, seconds that the latter take at the peak, and seconds of whichever takes longer."""
+
+    read: float
+    multiply_adds: float
+    multiply_seconds: float
+    floor_seconds: float
 
 
 def _tables(n: int, context: int) -> list[list[int]]:

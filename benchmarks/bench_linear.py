@@ -21,7 +21,7 @@ from minivllm_plugin.models.catalog import resolve
 from minivllm_plugin.models.config import ModelConfig
 from minivllm_plugin.models.loader import describe_model
 
-STORE = 0  # the epilogue that only writes
+STORE, SILU_MUL = 0, 2  # epilogues: write; write silu of one half times the other. As in matrix.h
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,9 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for (name, channels, depth), kind in itertools.product(_matrices(config), options.kind):
         weight = torch.randn(channels, depth, generator=torch.Generator().manual_seed(0)) / depth**0.5
         packed = pack_matrix(weight, kind)
-        copies = [PackedMatrix(kind, packed.data.clone(), packed.scale, None) for _ in range(options.copies)]
+        copies = copies_of(packed, options.copies)
         for count in options.rows:
-            seconds = seconds_of(_call(copies, torch.randn(count, depth), options.threads), options.seconds)
+            seconds = seconds_of(product(copies, torch.randn(count, depth), options.threads), options.seconds)
             rows.append(
                 {
                     "matrix": name,
@@ -49,14 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finish("linear", f"matrices of {options.model}, {kernel_library().minivllm_isa().decode()}", options, rows)
 
 
-def _call(copies: Sequence[PackedMatrix], x: torch.Tensor, threads: int) -> Callable[[], None]:
+def copies_of(packed: PackedMatrix, count: int) -> list[PackedMatrix]:
+    """As many matrices of the same values, each in memory of its own."""
+    return [PackedMatrix(packed.kind, packed.data.clone(), packed.scale, None) for _ in range(count)]
+
+
+def product(copies: Sequence[PackedMatrix], x: torch.Tensor, threads: int, epilogue: int = STORE) -> Callable[[], None]:
+    """A call that multiplies ``x`` with the next of the copies each time. The caller keeps them alive."""
     library = kernel_library()
     out = torch.empty(x.shape[0], copies[0].channels)
     turns = itertools.cycle([copy.struct() for copy in copies])
 
     def call() -> None:
         struct = ctypes.byref(next(turns))
-        library.minivllm_linear(struct, x.data_ptr(), x.shape[0], x.shape[1], out.data_ptr(), STORE, threads)
+        library.minivllm_linear(struct, x.data_ptr(), x.shape[0], x.shape[1], out.data_ptr(), epilogue, threads)
 
     return call
 
