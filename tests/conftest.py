@@ -22,6 +22,11 @@ def _collector_skips_what_stays() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Or extension modules find at the end of the process that their objects were never dropped, and say so."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The real SmolLM2-135M GGUF, pulled into the user's cache on first use. Without a network: skipped here, failed in CI."""
