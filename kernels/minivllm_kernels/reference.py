@@ -32,6 +32,7 @@ __all__ = [
 
 # Decode rows are gathered into one padded tensor until this many bytes of keys; longer batches go in groups.
 GATHER_LIMIT_BYTES = 64 * 2**20
+FLOATS_OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Tokens below this share of the most likely one are looked at only when the others do not reach top_p.
 NUCLEUS_FLOOR = 1e-3
 
@@ -66,11 +67,19 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    # Without a look at the slots on the host. Rows that go nowhere repeat the first row that goes somewhere, which changes
+    # nothing; where there is none, all write back what stands in slot 0.
+    if not slot_mapping.shape[0]:
+        return
     live = slot_mapping >= 0
-    if not bool(live.all()):
-        k, v, slot_mapping = k[live], v[live], slot_mapping[live]
-    k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, slot_mapping, k.to(k_cache.dtype))
-    v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, slot_mapping, v.to(v_cache.dtype))
+    rows = torch.where(live, torch.arange(slot_mapping.shape[0], device=slot_mapping.device), live.int().argmax(dim=0))
+    slots = slot_mapping.index_select(0, rows)
+    is_live = (slots >= 0).view(-1, 1, 1)
+    slots = slots.clamp(min=0)
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        stored = _stored(cache)
+        values = _stored(_narrow(new.index_select(0, rows), cache.dtype))
+        stored.index_copy_(0, slots, torch.where(is_live, values, stored.index_select(0, slots)))
 
 
 def norm_rotary_store(
@@ -98,16 +107,24 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMe
     plan = metadata.scratch.get("reference")
     if plan is None:
         bytes_per_token = k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
-        plan = metadata.scratch["reference"] = _plan(metadata, q.device, bytes_per_token)
-    keys, values = k_cache.view(-1, *k_cache.shape[2:]), v_cache.view(-1, *v_cache.shape[2:])
+        most = max(1, GATHER_LIMIT_BYTES // bytes_per_token)
+        make = _plan if metadata.seq_lens is not None else _plan_on_the_device
+        plan = metadata.scratch["reference"] = make(metadata, q.device, most)
+    keys, values = _stored(k_cache), _stored(v_cache)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for rows, slots, mask in plan:
         # [n, Q, H, D] against [n, S, K, D]: n sequences with the same number Q of new tokens. index_select copies whole
         # rows and is several times faster than advanced indexing on a CPU.
         count, width = slots.shape
         query = q.index_select(0, rows).view(count, -1, *q.shape[1:]).transpose(1, 2)
-        key = keys.index_select(0, slots.view(-1)).view(count, width, *keys.shape[1:]).transpose(1, 2).to(q.dtype)
-        value = values.index_select(0, slots.view(-1)).view(count, width, *values.shape[1:]).transpose(1, 2).to(q.dtype)
+        key, value = (
+            stored.index_select(0, slots.view(-1))
+            .view(cache.dtype)
+            .view(count, width, *cache.shape[2:])
+            .transpose(1, 2)
+            .to(q.dtype)
+            for stored, cache in ((keys, k_cache), (values, v_cache))
+        )
         result = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
         out.index_copy_(0, rows, result.transpose(1, 2).reshape(-1, *q.shape[1:]))
     return out
@@ -122,16 +139,30 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-def _plan(metadata: AttentionMetadata, device: torch.device, bytes_per_token: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _stored(x: Tensor) -> Tensor:
+    """``[..., K, D]`` as ``[n, K, D]``, floats of 8 bits as bytes: torch moves those, but indexes no such floats."""
+    flat = x.view(-1, *x.shape[-2:])
+    return flat.view(torch.uint8) if x.dtype in FLOATS_OF_8_BITS else flat
+
+
+def _narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x`` in ``dtype``; what 8 bits cannot hold becomes the largest that they can."""
+    if dtype in FLOATS_OF_8_BITS:
+        most = torch.finfo(dtype).max
+        x = x.float().clamp(-most, most)
+    return x.to(dtype)
+
+
+def _plan(metadata: AttentionMetadata, device: torch.device, max_tokens: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Groups of sequences that can share one SDPA call: all decode rows together (in bounded groups), each prefill alone."""
-    assert metadata.seq_lens is not None, "a captured graph cannot be planned for"
+    assert metadata.seq_lens is not None
     starts, start = [], 0
     for length in metadata.query_lens:
         starts.append(start)
         start += length
     decodes = [b for b, length in enumerate(metadata.query_lens) if length == 1]
     prefills = [[b] for b, length in enumerate(metadata.query_lens) if length > 1]
-    groups = [*_bounded(decodes, metadata.seq_lens, max(1, GATHER_LIMIT_BYTES // bytes_per_token)), *prefills]
+    groups = [*_bounded(decodes, metadata.seq_lens, max_tokens), *prefills]
     return [_group(members, starts, metadata, device) for members in groups]
 
 
@@ -145,6 +176,23 @@ def _bounded(members: list[int], seq_lens: tuple[int, ...], max_tokens: int) -> 
             longest = seq_lens[b]
         groups[-1].append(b)
     return groups
+
+
+def _plan_on_the_device(
+    metadata: AttentionMetadata, device: torch.device, max_tokens: int
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The same for decode rows whose lengths only the device knows: every row as wide as its table, the rest masked."""
+    count, width = metadata.block_tables.shape[0], metadata.block_tables.shape[1] * metadata.block_size
+    positions = torch.arange(width, device=device)
+    lengths = metadata.lengths.unsqueeze(1)
+    # As in _group; a row of length 0 reads one slot, and nobody reads what it makes of it.
+    readable = torch.minimum(positions, (lengths - 1).clamp(min=0))
+    blocks = metadata.block_tables.long().gather(1, readable // metadata.block_size)
+    slots = blocks * metadata.block_size + readable % metadata.block_size
+    mask = (positions < lengths).view(count, 1, 1, width)
+    rows = torch.arange(count, device=device)
+    step = max(1, max_tokens // width)
+    return [(rows[i : i + step], slots[i : i + step], mask[i : i + step]) for i in range(0, count, step)]
 
 
 def _group(

@@ -26,6 +26,7 @@ class BatchInputs:
         token_ids, positions: int64 ``[T]``.
         logit_rows: int64, the rows whose logits are wanted.
         pooled_rows: int64, the rows whose hidden states are wanted.
+        is_replayed: whether a recorded graph computes it.
     """
 
     token_ids: Tensor
@@ -33,6 +34,7 @@ class BatchInputs:
     metadata: AttentionMetadata
     logit_rows: Tensor
     pooled_rows: Tensor
+    is_replayed: bool = False
 
 
 class InputBuffers:

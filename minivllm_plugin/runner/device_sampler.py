@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 
 import minivllm_kernels as kernels
+from minivllm_kernels import DrawTensors, TokenDraw, reference
+from minivllm_kernels.dispatch import implementation
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
 from minivllm_plugin.runner.sampler import GREEDY_BELOW, draw_of
 
 if TYPE_CHECKING:
     from minivllm_plugin.extensions.logits_pipeline import LogitsPipeline
 
-__all__ = ["choose", "choose_greedy", "is_device_only", "is_greedy"]
+__all__ = ["GREEDY", "choose", "choose_greedy", "draws_of", "is_device_only", "is_greedy", "samples_on_the_device"]
+
+GREEDY = TokenDraw(0.0, temperature=0.0)
 
 
 def is_device_only(seq: Sequence, processors: "LogitsPipeline | None") -> bool:
@@ -43,15 +47,19 @@ def choose_greedy(logits: Tensor) -> Tensor:
     return torch.where(torch.isfinite(logits.gather(1, best.unsqueeze(1)).squeeze(1)), best, FAILED_TOKEN)
 
 
+def draws_of(seqs: SequenceABC[Sequence]) -> list[TokenDraw]:
+    """What :func:`minivllm_kernels.sample_rows` is to do in the row of each sequence."""
+    return [GREEDY if is_greedy(seq) else draw_of(seq) for seq in seqs]
+
+
 def choose(logits: Tensor, seqs: SequenceABC[Sequence]) -> Tensor:
     """One token a row of float32 ``logits [S, V]``, each as its sequence says -> int64 ``[S]``, or ``FAILED_TOKEN``."""
-    tokens = choose_greedy(logits)
-    random = [row for row, seq in enumerate(seqs) if not is_greedy(seq)]
-    if not random:
-        return tokens
-    rows = torch.tensor(random, device=logits.device)
-    # A failed row is drawn from, too, since only the device knows it; zeros keep it harmless.
-    healthy = (tokens >= 0).index_select(0, rows)
-    candidates = torch.where(healthy.unsqueeze(1), logits.index_select(0, rows), 0.0)
-    drawn = kernels.sample(candidates, [draw_of(seqs[row]) for row in random])
-    return tokens.index_copy(0, rows, torch.where(healthy, drawn, FAILED_TOKEN))
+    if all(map(is_greedy, seqs)):
+        return choose_greedy(logits)
+    return kernels.sample_rows(logits, DrawTensors.build(draws_of(seqs), logits.device))
+
+
+def samples_on_the_device(device: torch.device) -> bool:
+    """Whether drawing needs nothing from the host in the backends that are in use, so that it can be captured."""
+    function = implementation("sample_rows", device.type)
+    return function is not reference.sample_rows

@@ -17,11 +17,15 @@ from minivllm_kernels.dispatch import BackendTable, using
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.models.loader import LoadedModel
+from minivllm_plugin.runner.decode_graphs import DecodeGraphs
 from minivllm_plugin.runner.device_inputs import BatchInputs, InputBuffers
 from minivllm_plugin.runner.device_sampler import choose, is_device_only
+from minivllm_plugin.runner.graphs import CudaGraphApi, GraphApi
 from minivllm_plugin.runner.kv_cache import KVCache
 from minivllm_plugin.runner.pending_tokens import PendingTokens, ResultBuffers
+from minivllm_plugin.runner.runner_settings import RunnerSettings
 from minivllm_plugin.runner.sampler import sample
+from minivllm_plugin.runner.step_counts import GRAPHS_OFF, PROMPT, StepCounts
 from minivllm_plugin.runner.step_layout import StepLayout, lay_out
 
 if TYPE_CHECKING:
@@ -39,20 +43,35 @@ class ModelRunner:
         model: weights on their device.
         end_token_ids: tokens that ``min_tokens`` holds back.
         backends: what runs the ops; None is the built-in backends.
+        settings: bounds of the batches that will come. None knows none, and so records no graphs.
+        graph_api: what records graphs; None is CUDA's on a CUDA device, and nothing elsewhere.
 
     Attributes:
         processors: the logits processors of plugins; None when there are none.
+        counts: how many steps were replayed, and why others were not.
     """
 
     can_pool = True
 
-    def __init__(self, model: LoadedModel, end_token_ids: Collection[int], backends: BackendTable | None = None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        end_token_ids: Collection[int],
+        backends: BackendTable | None = None,
+        *,
+        settings: RunnerSettings | None = None,
+        graph_api: GraphApi | None = None,
+    ) -> None:
         self.model = model
+        self.settings = settings or RunnerSettings(cuda_graphs="off")
         self.processors: LogitsPipeline | None = None
+        self.counts = StepCounts()
         self._backends = backends
         self.device = next(model.module.parameters()).device
         self._end_token_ids = frozenset(end_token_ids)
         self._cache: KVCache | None = None
+        self._graph_api = graph_api or (CudaGraphApi(self.device) if self.device.type == "cuda" else None)
+        self._graphs: DecodeGraphs | None = None
         self._inputs = InputBuffers(self.device)
         self._results = ResultBuffers(self.device)
         self._last_tokens: Tensor | None = None  # int64 on the device: what the latest launch sampled
@@ -64,15 +83,32 @@ class ModelRunner:
         Raises:
             ConfigError: the memory cannot be had.
         """
-        self._cache = None
+        self._cache = self._graphs = None
         try:
-            self._cache = KVCache.allocate(self.model.config, num_blocks, block_size, self.model.dtype, self.device)
+            self._cache = KVCache.allocate(self.model.cache_config, num_blocks, block_size, self.model.dtype, self.device)
         except (RuntimeError, MemoryError) as error:
             raise ConfigError(
                 f"no memory for num_blocks={num_blocks} KV blocks of {block_size} tokens on {self.device}; "
                 "lower num_blocks or kv_cache_bytes"
             ) from error
+        if self._graph_api is not None and self.settings.cuda_graphs != "off":
+            positions = min(self.settings.max_model_len or self.model.config.max_position_embeddings, num_blocks * block_size)
+            self._graphs = DecodeGraphs(
+                self._graph_api,
+                self.model.module,
+                self._cache,
+                max_rows=self.settings.max_num_sequences,
+                max_blocks=-(-positions // block_size),
+                counts=self.counts,
+            )
         return self._cache
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """With ``cuda_graphs="full"``, record the graphs of all batch sizes: a longer start, and no step that waits for it."""
+        if self._graphs is not None and self.settings.cuda_graphs == "full":
+            with using(self._backends):
+                self._graphs.capture_all()
 
     def run(self, seqs: list[Sequence], is_prefill: bool) -> list[int]:
         """One token per sequence; see :class:`minivllm_plugin.engine.llm_engine.Runner`."""
@@ -102,6 +138,16 @@ class ModelRunner:
     def forward(self, layout: StepLayout) -> tuple[Tensor, BatchInputs]:
         """Compute hidden states ``[T, C]``, and write keys and values, of a layout."""
         assert self._cache is not None, "allocate_kv_cache() comes first"
+        if self._graphs is None:
+            reason = GRAPHS_OFF if self.settings.cuda_graphs == "off" else f"there are none on {self.device.type}"
+        else:
+            reason = self._graphs.why_not(layout)
+            if reason is None:
+                replayed = self._graphs.forward(layout, self._last_tokens)
+                if isinstance(replayed, BatchInputs):
+                    return self._graphs.hidden(layout.num_sequences), replayed
+                reason = replayed
+        self.counts.eager(reason, expected=self._graphs is None or reason == PROMPT)
         inputs = self._inputs.upload(layout, self._cache.block_size, self._last_tokens)
         hidden: Tensor = self.model.module(inputs.token_ids, inputs.positions, self._cache.layers, inputs.metadata)
         return hidden, inputs
@@ -116,6 +162,11 @@ class ModelRunner:
         if not wanted.rows:
             self._remember(None, [])
             return PendingTokens(tokens)
+        if inputs.is_replayed and self._graphs is not None and self.can_launch(seqs):
+            replayed = self._graphs.choose(seqs)
+            if replayed is not None:
+                self._remember(replayed, seqs)
+                return self._results.receive(replayed, tokens, wanted.sampled)
         logits = self.model.module.compute_logits(hidden.index_select(0, inputs.logit_rows))
         logits = wanted.take_prompt_logprobs(logits, seqs)
         sampled = [seqs[index] for index in wanted.sampled]
