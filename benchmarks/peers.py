@@ -58,7 +58,7 @@ def _heats(options: argparse.Namespace) -> Iterator[Heat]:
     """Each peer in each format, beside this engine in the modes of that class."""
     pythons = {"openvino": options.openvino, "llama.cpp": options.llama_cpp, "vllm": options.vllm}
     for engine, python in pythons.items():
-        for name in FORMATS[engine] if python else ():
+        for name in FORMATS[engine] if python and engine in options.against else ():
             if options.formats and name not in options.formats:
                 continue
             if engine == "vllm":
@@ -86,6 +86,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--openvino", metavar="PYTHON", help="of an environment with openvino-genai")
     parser.add_argument("--llama-cpp", metavar="PYTHON", help="of an environment with llama-cpp-python")
     parser.add_argument("--vllm", metavar="PYTHON", help="of an environment with vLLM's CPU build")
+    parser.add_argument("--against", choices=tuple(FORMATS), help="of those that are named; default: all", **several)
     parser.add_argument("--formats", metavar="FORMAT", help="of peers, such as Q4_0; default: all", **several)
     parser.add_argument("--exact", choices=("bfloat16", "float32"), help="against 16-bit peers; default bfloat16", **several)
     parser.add_argument("--quantized", choices=("int8", "int4"), help="against 4- and 8-bit peers; default int8", **several)
@@ -103,6 +104,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in ("formats", "ours_option"):
         setattr(options, name, getattr(options, name) or [])
     options.exact, options.quantized = options.exact or ["bfloat16"], options.quantized or ["int8"]
+    options.against = options.against or list(FORMATS)
     options.n, options.scenario = options.n or [1, 8, 32], options.scenario or list(SCENARIOS)
     return options
 

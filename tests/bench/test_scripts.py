@@ -91,7 +91,7 @@ def test_op_benchmarks_run(script: Script, tiny_model: str, tmp_path: Path, caps
     script("bench_decoder").main([tiny_model, "--batch", "2,20", "--prefill", "40", "--cache", "int8", *common])
     rows = json.loads(target.read_text())["summary"]
     assert [row["step"] for row in rows if row["piece"] == "whole step"] == ["decode 2 x 20", "prefill 40"]
-    assert {row["piece"] for row in rows if row["floor_ms"]} == {
+    assert {row["piece"] for row in rows if row["times_the_floor"]} == {
         "whole step",
         "qkv",
         "attention",
@@ -101,6 +101,10 @@ def test_op_benchmarks_run(script: Script, tiny_model: str, tmp_path: Path, caps
         "head",
     }
     assert all(row["ms"] > 0 for row in rows)
+    for name in ("reads_MB", "M_multiply_adds"):  # a whole step's are the sums of its pieces'
+        parts = [row[name] for row in rows if row["step"] == "prefill 40" and row[name] and row["piece"] != "whole step"]
+        (whole,) = (row[name] for row in rows if row["step"] == "prefill 40" and row["piece"] == "whole step")
+        assert whole == pytest.approx(sum(parts), rel=0.02)
     script("bench_machine").main(["--megabytes", "1", *common])
     rows = json.loads(target.read_text())["summary"]
     assert [row["what"] for row in rows] == ["read 1 MB", "int8 products", "bfloat16 products", "float multiply-adds"]
@@ -145,7 +149,48 @@ def test_seconds_of_is_a_median_of_at_least_five(script: Script) -> None:
     assert len(calls) == 6
 
 
-@pytest.mark.parametrize("name", ["perplexity", "peers", "bench_linear", "bench_decoder", "bench_machine"])
+def test_what_a_step_must_read_and_multiply(script: Script) -> None:
+    from minivllm_kernels.cpu.decoder import DecoderGeometry
+
+    shape = DecoderGeometry(64, 4, 2, 16, 128, 1000, 1e-5)
+    peaks = {"int8 products": 1e9, "bfloat16 products": 5e8, "float multiply-adds": 1e8}
+    work = script("bench_decoder").Work(shape, 3, "int8", "bfloat16", 1e9, peaks)
+    alone, prompt = work.needs(1, 1, 100), work.needs(50, 1, 50 * 51 // 2)
+    assert alone["qkv"].read == prompt["qkv"].read == 3 * (64 + 2 * 32) * 64
+    assert (alone["qkv"].multiply_adds, prompt["qkv"].multiply_adds) == (3 * 128 * 64, 50 * 3 * 128 * 64)
+    assert alone["head"].read == 1000 * 64
+    assert (alone["attention"].read, prompt["attention"].read) == (3 * 2 * 32 * 2 * 100, 3 * 2 * 32 * 2 * 50)
+    assert alone["attention"].multiply_adds == 3 * 2 * 64 * 100
+    assert alone["down"].floor_seconds == pytest.approx(alone["down"].read / 1e9)  # bound by memory
+    assert prompt["down"].floor_seconds == pytest.approx(50 * 3 * 128 * 64 / 1e9)  # by products
+    pieces = ("qkv", "out", "gate_up", "down", "head", "attention")
+    assert prompt["whole step"].floor_seconds == pytest.approx(sum(prompt[name].floor_seconds for name in pieces))
+
+
+OPS = {
+    "bench_norms": {"rms_norm", "add_rms_norm", "both norms of a layer, rounding included"},
+    "bench_rotary_store": {"rotary", "store_kv", "norm_rotary_store", "rotation and store, bfloat16 cache"},
+    "bench_silu_and_mul": {"silu_and_mul", "gate_up, int8", "gate_up, int8, silu_and_mul fused"},
+    "bench_argmax": {"argmax"},
+}
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("name", OPS)
+def test_benchmarks_of_single_ops_run(script: Script, name: str, tiny_model: str, tmp_path: Path) -> None:
+    target = tmp_path / "r.json"
+    common = ["--seconds", "0", "--threads", "1", "--rows", "1", "3", "--json", str(target)]
+    script(name).main([tiny_model, *common])
+    read = json.loads(target.read_text())
+    rows = read["summary"]
+    assert {row["op"] for row in rows} == OPS[name]
+    assert {row["rows"] for row in rows} == {1, 3}
+    assert all(row["microseconds"] > 0 for row in rows)
+    assert {row["GB_per_s"] is None for row in rows if row["backend"] == "compiled step"} <= {True}
+    assert read["settings"]["device"] == "cpu"
+
+
+@pytest.mark.parametrize("name", ["perplexity", "peers", "bench_linear", "bench_decoder", "bench_machine", "bench_norms"])
 def test_a_place_that_cannot_be_written_is_refused_first(
     script: Script, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

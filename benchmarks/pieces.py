@@ -1,0 +1,121 @@
+"""What ``run_all.py`` runs: every measurement of ``docs/performance.md`` as a piece with a command, a result and a duration.
+
+A piece is one process that writes one report and takes less than four minutes on a quiet machine, so that a broken run goes on
+where it stopped. Durations are what two cores at about 40 GB/s take.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["Peers", "Piece", "pieces"]
+
+HERE = Path(__file__).parent
+ROUNDS_OF_QWEN = 2  # four times the weights, and what is compared differs by more than rounds do
+QWEN = ("qwen3-0.6b", "--dummy", "--scenario", "offline")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One measurement.
+
+    Attributes:
+        name: of its report, without ``.json``.
+        command: what is run, but for ``--json``.
+        seconds: how long it takes, about.
+        missing: why it cannot be run, if so.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    seconds: int
+    missing: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Pythons of the peers' environments (None: not here), and how the contests are held.
+
+    Attributes:
+        speculation: ``KEY=VALUE`` settings that turn speculative decoding on; none leaves it out.
+    """
+
+    openvino: str | None = None
+    llama_cpp: str | None = None
+    rounds: int = 3
+    speculation: Sequence[str] = field(default_factory=tuple)
+
+
+def pieces(peers: Peers) -> list[Piece]:
+    """All of them, in the order in which they run: the contests first, while the machine is known to be quiet."""
+    return [*_contests(peers), *_engine(), *_kernels()]
+
+
+def _contests(peers: Peers) -> Iterator[Piece]:
+    quantised, exact, many = ("--formats", "Q4_0"), ("--formats", "F16"), ("--n", "32", "--prefill", "0")
+    both = (*quantised, "--quantized", "int8", "int4")
+    small = ("smollm2-135m", "--scenario", "offline")
+    yield _contest("peers-openvino-q4", peers, "openvino", (*small, *both), 100)
+    yield _contest("peers-llama-cpp-q4", peers, "llama.cpp", (*small, *both), 120)
+    yield _contest("peers-openvino-f16", peers, "openvino", (*small, *exact), 90)
+    yield _contest("peers-llama-cpp-f16", peers, "llama.cpp", (*small, *exact, *many), 70)
+    if peers.speculation:
+        single = (*small, *both, "--n", "1", "--prefill", "0", "--ours-option", *peers.speculation)
+        yield _contest("speculation-llama-cpp", peers, "llama.cpp", single, 60)
+    shared = ("smollm2-135m", "--scenario", "prefix", *quantised)
+    yield _contest("prefix-openvino", peers, "openvino", shared, 90)
+    yield _contest("prefix-llama-cpp", peers, "llama.cpp", shared, 130)
+    for peer, few, most in (("openvino", 75, 80), ("llama.cpp", 80, 110)):
+        name = peer.replace(".", "-")
+        rounds = ("--rounds", str(min(peers.rounds, ROUNDS_OF_QWEN)))
+        yield _contest(f"qwen3-{name}-few", peers, peer, (*QWEN, *both, "--n", "1", "8", *rounds), few)
+        yield _contest(f"qwen3-{name}-many", peers, peer, (*QWEN, *quantised, *many, *rounds), most)
+
+
+def _contest(name: str, peers: Peers, peer: str, options: Sequence[str], seconds: int) -> Piece:
+    pythons = {"--openvino": peers.openvino, "--llama-cpp": peers.llama_cpp}
+    named = [word for option, python in pythons.items() if python for word in (option, python)]
+    rounds = () if "--rounds" in options else ("--rounds", str(peers.rounds))
+    wanted = f"--{peer.replace('.', '-')}"
+    missing = None if pythons[wanted] else f"{wanted} is not named"
+    return Piece(name, _script("peers.py", *options, *rounds, "--against", peer, *named), seconds, missing)
+
+
+def _engine() -> Iterator[Piece]:
+    yield _bench("startup", ("--repeat", "5"), 12)
+    for name, options, seconds in (
+        ("int8", ("--quantization", "int8"), 25),
+        ("int4", ("--quantization", "int4"), 25),
+        ("bfloat16", ("--dtype", "bfloat16"), 30),
+        ("float32", ("--dtype", "float32"), 60),
+    ):
+        yield _bench("throughput", ("--repeat", "5", *options), seconds, f"throughput-{name}")
+    yield _bench("latency", (), 15)
+    yield _bench("prefix", (), 45)
+    yield _bench("step", (), 15)
+
+
+def _kernels() -> Iterator[Piece]:
+    """Last the quality, which does not depend on how quiet the machine is."""
+    yield Piece("machine", _script("bench_machine.py"), 15)
+    yield Piece("linear", _script("bench_linear.py", "--kind", "int8", "--rows", "1", "--rows", "32", "--rows", "256"), 20)
+    shapes = ("--batch", "1,100", "--batch", "32,200", "--prefill", "512")
+    kinds = ("--kind", "int8", "--kind", "int4", "--kind", "bfloat16_dot")
+    yield Piece("decoder", _script("bench_decoder.py", *kinds, *shapes), 25)
+    for name in ("norms", "rotary-store", "silu-and-mul", "argmax"):
+        yield Piece(name, _script(f"bench_{name.replace('-', '_')}.py"), 12)
+    for name in ("attention-decode", "attention-prefill", "sampling"):
+        if (HERE / f"bench_{name.replace('-', '_')}.py").is_file():
+            yield Piece(name, _script(f"bench_{name.replace('-', '_')}.py"), 20)
+    yield Piece("perplexity", _script("perplexity.py", "--group", "64", "--group", "32"), 120)
+
+
+def _bench(name: str, options: Sequence[str], seconds: int, report: str | None = None) -> Piece:
+    # Not the console script: the very Python that runs all this has the engine that is measured.
+    call = "import sys; sys.argv[0] = 'minivllm'; from minivllm_plugin.cli import main; main()"
+    return Piece(report or name, (sys.executable, "-c", call, "bench", name, "smollm2-135m", *options), seconds)
+
+
+def _script(name: str, *options: str) -> tuple[str, ...]:
+    return (sys.executable, str(HERE / name), *options)
