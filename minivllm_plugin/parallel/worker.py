@@ -6,6 +6,7 @@ ends at once, whatever it is doing. It loads its part of the model and computes;
 Threads: the main one does everything; another waits for the end of rank 0.
 """
 
+import faulthandler
 import logging
 import os
 import pickle
@@ -33,6 +34,7 @@ GRACE_SECONDS = 5.0  # in which rank 0 is to hang up after a peer was lost
 def main() -> None:
     """Serve until rank 0 hangs up."""
     requests, answers = _claim_pipes()
+    faulthandler.enable()  # a crash in native code leaves last words, too
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     payload = read_frame(requests)
     if payload is None:
@@ -43,7 +45,8 @@ def main() -> None:
         runner = _start(plan, requests, answers)
     except MinivllmError as error:
         write_frame(answers, Answer(error=type(error).__name__, message=str(error)).to_bytes())
-        sys.exit(1)
+        read_frame(requests)  # rank 0 hangs up; to end before would look like a death
+        return
     _serve(runner, requests)
 
 
@@ -100,8 +103,7 @@ def _end_with_rank_0(plan: "RankPlan", requests: BinaryIO) -> None:
     poll.register(requests.fileno(), 0)  # no event is asked for; a hang-up is reported unasked
     while not poll.poll(GLANCE_MILLISECONDS) and os.getppid() == plan.parent:
         pass
-    if os.getppid() != plan.parent:  # it was killed, and cannot do this itself
-        shutil.rmtree(plan.rendezvous.parent, ignore_errors=True)
+    shutil.rmtree(plan.rendezvous.parent, ignore_errors=True)  # if it was killed, it cannot do this itself
     os._exit(0)
 
 
