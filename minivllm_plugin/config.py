@@ -58,6 +58,8 @@ class EngineConfig:
         num_speculative_tokens: most tokens of one request that are guessed from its own text in a step and verified beside its
             newest one (prompt lookup). It changes how fast tokens come, never which. None is 7 with the CPU kernels, whose rows
             have the same bits in any company, and 0 elsewhere; 0 guesses nothing.
+        async_scheduling: schedule and launch each batch before the tokens of the one before it are known, so that the device does
+            not wait for the host. None does so on a GPU. It changes how fast tokens come, never which.
         enable_prefix_caching: share the K/V of equal prefixes.
         enable_chunked_prefill: compute long prompts in pieces beside running requests.
         max_queue_size: most requests that wait beyond those that run; one more is refused.
@@ -100,6 +102,7 @@ class EngineConfig:
     enforce_eager: bool = False
     cuda_graphs: CudaGraphs = "lazy"
     num_speculative_tokens: int | None = None
+    async_scheduling: bool | None = None
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     max_queue_size: int = 1024
@@ -142,6 +145,8 @@ class EngineConfig:
         if self.num_threads is not None and self.num_threads > MAX_THREADS:
             raise ConfigError(f"num_threads={self.num_threads} must be at most {MAX_THREADS}; leave it out for one a core")
         check_integer("seed", self.seed, at_least=0)
+        if self.async_scheduling not in (None, True, False):
+            raise ConfigError(f"async_scheduling must be True, False or None, got {self.async_scheduling!r}")
         if self.num_speculative_tokens is not None:
             check_integer("num_speculative_tokens", self.num_speculative_tokens, at_least=0)
         check_integer("tensor_parallel_size", self.tensor_parallel_size, at_least=1)

@@ -145,30 +145,35 @@ class BlockManager:
 
     def can_append(self, seq: Sequence) -> bool:
         """Whether :meth:`append` will succeed: every token of ``seq`` has a slot, or one more block is free."""
-        return self.blocks_needed(seq.num_tokens) - len(seq.block_table) <= min(1, len(self._free))
+        return self.blocks_needed(seq.length) - len(seq.block_table) <= min(1, len(self._free))
 
     def append(self, seq: Sequence) -> None:
         """Make sure that the newest token of ``seq`` has a slot. Call only if :meth:`can_append`."""
-        missing = self.blocks_needed(seq.num_tokens) - len(seq.block_table)
+        missing = self.blocks_needed(seq.length) - len(seq.block_table)
         assert missing <= min(1, len(self._free)), "append() without can_append()"
         if missing > 0:
             self._extend(seq, missing)
 
     def extend(self, seq: Sequence, num_tokens: int, *, keep_free: int) -> int:
-        """Find slots for ``num_tokens`` beyond the newest token, leaving ``keep_free`` blocks free; how many of them there are."""
-        room = len(seq.block_table) * self.block_size - seq.num_tokens
+        """Find slots for ``num_tokens`` beyond the newest token, leaving ``keep_free`` blocks free; how many there are."""
+        room = len(seq.block_table) * self.block_size - seq.length
         missing = min(self.blocks_needed(num_tokens - room), len(self._free) - keep_free)
         if missing > 0:
             self._extend(seq, missing)
             room += missing * self.block_size
         return min(num_tokens, room)
 
-    def commit(self, seq: Sequence) -> None:
-        """Enter the blocks of ``seq`` that are full and computed into the index. Call once their K/V are written."""
+    def commit(self, seq: Sequence, num_computed_tokens: int | None = None) -> None:
+        """Enter the blocks of ``seq`` that are full and computed into the index. Call once their K/V are written.
+
+        Args:
+            num_computed_tokens: no more than these count; None is the sequence's own number.
+        """
         if not self.enable_prefix_caching:
             return
         index = self.index
-        while seq.num_hashed_blocks < seq.num_computed_tokens // self.block_size and seq.prefix_entry != CUT_CHAIN:
+        full_blocks = (seq.num_computed_tokens if num_computed_tokens is None else num_computed_tokens) // self.block_size
+        while seq.num_hashed_blocks < full_blocks and seq.prefix_entry != CUT_CHAIN:
             if not index.is_reachable(seq.prefix_entry):
                 seq.prefix_entry = CUT_CHAIN  # a block that ours equals was evicted: nothing below could be found
                 return

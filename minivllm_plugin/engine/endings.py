@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from minivllm_plugin.engine.sequence import FinishReason, Sequence
 from minivllm_plugin.errors import RequestFailedError
 
-__all__ = ["ask_stop_check", "end_reason", "may_outgrow"]
+__all__ = ["ask_stop_check", "end_reason", "is_full", "may_outgrow"]
 
 
 def end_reason(seq: Sequence, token_id: int, end_token_ids: Collection[int], num_slots: int) -> FinishReason | None:
@@ -20,13 +20,17 @@ def end_reason(seq: Sequence, token_id: int, end_token_ids: Collection[int], num
         if token_id in (params.stop_token_ids or ()):
             seq.stop_reason = token_id
             return "stop"
-    if seq.max_tokens is not None and seq.num_completion_tokens >= seq.max_tokens:
-        return "length"
-    if seq.max_model_length is not None and seq.num_tokens >= seq.max_model_length:
-        return "length"
-    if seq.num_tokens > num_slots:
-        return "length"  # even alone in the pool its newest token would find no slot
-    return None
+    return "length" if is_full(seq, num_slots, 0) else None
+
+
+def is_full(seq: Sequence, num_slots: int, num_pending: int) -> bool:
+    """Whether ``seq``, with that many tokens that are still to come, has all that it may have. ``num_slots``: as above."""
+    if seq.max_tokens is not None and seq.num_completion_tokens + num_pending >= seq.max_tokens:
+        return True
+    length = seq.num_tokens + num_pending
+    if seq.max_model_length is not None and length >= seq.max_model_length:
+        return True
+    return length > num_slots  # even alone in the pool its newest token would find no slot
 
 
 def ask_stop_check(stop_check: Callable[[Sequence], str | None], seq: Sequence) -> FinishReason | None:

@@ -30,7 +30,12 @@ class Observer(Protocol):
 
     def request_queued(self, seq: Sequence) -> None: ...
 
-    def step_started(self, batch: SequenceABC[Sequence]) -> None: ...
+    def step_planned(self, batch: SequenceABC[Sequence]) -> object:
+        """A batch was scheduled just now. What is returned is handed to :meth:`step_started` when its turn comes, which is after
+        the end of the step before, though it may be launched earlier."""
+        ...
+
+    def step_started(self, plan: object) -> None: ...
 
     def step_finished(
         self,

@@ -28,7 +28,7 @@ def check_queues(scheduler: "Scheduler") -> None:
         assert not seq.block_table, f"{seq!r} waits but holds blocks"
     for seq in scheduler.running:
         assert seq.status is SequenceStatus.RUNNING, f"{seq!r} runs in another state"
-        assert 0 <= seq.num_computed_tokens < seq.num_tokens, f"{seq!r} has nothing left to compute"
+        assert 0 <= seq.num_computed_tokens < seq.length, f"{seq!r} has nothing left to compute"
         needed = scheduler.block_manager.blocks_needed(seq.num_computed_tokens)
         assert len(seq.block_table) >= needed, f"{seq!r} lacks blocks"
 

@@ -5,74 +5,29 @@ its engine thread; tests and researchers drive it by hand.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceABC
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, cast
 
 from minivllm_plugin.engine.admission import Limits, check_request
 from minivllm_plugin.engine.hooks import Hooks, Observer, StepTimes
-from minivllm_plugin.engine.logprobs import TokenLogprobs
+from minivllm_plugin.engine.pipeline import Pipeline
+from minivllm_plugin.engine.progress import (
+    NOTHING,
+    EngineStalledError,
+    RequestProgress,
+    StepOutput,
+    known_lengths,
+    progress_of,
+    stalled,
+)
+from minivllm_plugin.engine.runner import AsyncRunner, Runner, RunnerAnswers
 from minivllm_plugin.engine.scheduler import Scheduler
-from minivllm_plugin.engine.sequence import FinishReason, Pooling, Sequence
+from minivllm_plugin.engine.sequence import Pooling, Sequence
 from minivllm_plugin.errors import EngineError, InvalidRequestError, UnsupportedFeatureError
 from minivllm_plugin.sampling_parameters import SamplingParams
 
-__all__ = ["EngineStalledError", "LLMEngine", "RequestProgress", "Runner", "RunnerAnswers", "StepOutput"]
-
-
-class EngineStalledError(EngineError):
-    """There is work, but the scheduler can run none of it: a bug, reported instead of spinning."""
-
-
-RunnerAnswers = SequenceABC[int | SequenceABC[int]]
-"""One token a sequence, or, for one with drafts, several."""
-
-
-class Runner(Protocol):
-    """Computes one batch. The engine's only view of a model.
-
-    One that also pools hidden states, for sequences with ``pooling``, says so by an attribute ``can_pool = True``; one that
-    verifies guessed tokens, of sequences with ``draft_token_ids``, by ``can_speculate = True``.
-    """
-
-    def run(self, seqs: list[Sequence], is_prefill: bool) -> RunnerAnswers:
-        """One next token per sequence, or ``FAILED_TOKEN``. For each, tokens ``num_computed_tokens`` and the following
-        ``num_scheduled_tokens`` are computed, the last of these being its ``draft_token_ids``; the result of one that is not
-        computed to its end is ignored. For one with drafts, a list: those of them, from the first on, that it would have
-        chosen itself, and the token that it chooses after them."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RequestProgress:
-    """What one step did for one request: at most one token, and perhaps the end. A step with drafts may have several of one
-    request, in order.
-
-    ``logprobs`` tell of the token, ``prompt_logprobs`` come with the first one; both only if they were asked for.
-    ``embedding`` is the result of a request that pools, and comes with its end.
-    """
-
-    request_id: str
-    token_id: int | None
-    finish_reason: FinishReason | None
-    stop_reason: int | str | None
-    logprobs: TokenLogprobs | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    embedding: list[float] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What one step did. ``progress`` holds only requests that gained a token or ended."""
-
-    batch: tuple[Sequence, ...]
-    is_prefill: bool
-    num_tokens: int
-    progress: tuple[RequestProgress, ...]
-
-
-NOTHING = StepOutput((), False, 0, ())
+__all__ = ["AsyncRunner", "EngineStalledError", "LLMEngine", "RequestProgress", "Runner", "RunnerAnswers", "StepOutput"]
 
 
 class LLMEngine:
@@ -84,6 +39,8 @@ class LLMEngine:
         limits: vocabulary and window that requests are checked against.
         encode: text -> token ids; without it only token ids are taken.
         clock: seconds, for arrival times and for what plugins are told.
+        asynchronous: schedule and launch each batch before the tokens of the one before it are known; the runner is an
+            :class:`AsyncRunner`. The tokens are the same, a token's way out is a step longer, and the device does not idle.
 
     Attributes:
         extra_arg_names: names in a request's ``extra_args`` that something here looks at; any other is refused.
@@ -97,6 +54,7 @@ class LLMEngine:
         encode: Callable[[str], list[int]] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        asynchronous: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
@@ -106,6 +64,7 @@ class LLMEngine:
         self._encode = encode
         self._hooks: Hooks | None = None
         self._observer: Observer | None = None
+        self._pipeline = Pipeline(scheduler, cast(AsyncRunner, runner), clock) if asynchronous else None
 
     def attach(self, hooks: Hooks) -> None:
         """Let plugins watch and steer this engine. Once, before the first request."""
@@ -171,30 +130,25 @@ class LLMEngine:
             EngineStalledError: there is work but no batch.
         """
         self._refuse_reentry()
+        if self._pipeline is not None:
+            return self._pipeline.step(self._observer)
         observer = self._observer
         began = self.clock()
         batch, is_prefill = self.scheduler.schedule()
         if not batch:
             if not self.scheduler.is_finished():
-                waiting, running = len(self.scheduler.waiting), len(self.scheduler.running)
-                raise EngineStalledError(f"{waiting} waiting and {running} running requests, but none can be scheduled")
+                raise stalled(self.scheduler)
             return NOTHING
         num_tokens = sum(seq.num_scheduled_tokens for seq in batch)
         scheduled = self.clock()
         if observer is not None:
-            observer.step_started(batch)
+            observer.step_started(observer.step_planned(batch))
         run_began = self.clock()
         token_ids = self.runner.run(batch, is_prefill)
         ran = self.clock()
-        # One that was aborted meanwhile was reported by abort(); reporting it again would end it twice.
-        lengths = [None if seq.is_finished else seq.num_tokens for seq in batch]
+        lengths = known_lengths(batch)
         self.scheduler.postprocess(batch, token_ids)
-        progress = tuple(
-            entry
-            for seq, length in zip(batch, lengths, strict=True)
-            if length is not None and (seq.num_tokens > length or seq.is_finished)
-            for entry in _progress(seq, length)
-        )
+        progress = progress_of(batch, lengths)
         if observer is not None:
             times = StepTimes(began, scheduled - began, ran - run_began, self.clock() - ran)
             observer.step_finished([seq for seq in batch if seq.is_finished], progress, num_tokens, times)
@@ -233,17 +187,3 @@ class LLMEngine:
                 "a plugin called back into the engine from inside a hook; hand the work to another thread, or use the handle "
                 "of minivllm_engine_started"
             )
-
-
-def _progress(seq: Sequence, length: int) -> Iterator[RequestProgress]:
-    """What became of ``seq``, which had ``length`` tokens before: one record a token, the last one with its end."""
-    request_id = seq.request_id or ""
-    if seq.num_tokens == length:
-        yield RequestProgress(request_id, None, seq.finish_reason, seq.stop_reason, embedding=seq.embedding)
-        return
-    for position in range(length, seq.num_tokens - 1):  # right drafts; their sequences ask for no log-probabilities
-        yield RequestProgress(request_id, seq.token_ids[position], None, None)
-    is_scored = seq.num_completion_tokens == 1 and seq.sampling_params.prompt_logprobs is not None
-    prompt = tuple(seq.prompt_logprobs) if is_scored else None  # of a prompt of one token: nothing
-    logprobs = seq.logprobs[-1] if seq.logprobs else None
-    yield RequestProgress(request_id, seq.last_token, seq.finish_reason, seq.stop_reason, logprobs, prompt)

@@ -74,13 +74,12 @@ class PromptLookup:
             seq.draft_token_ids = drafts[: scheduler.block_manager.extend(seq, len(drafts), keep_free=len(scheduler.running))]
             seq.num_scheduled_tokens += len(seq.draft_token_ids)
 
-    def note(self, seq: Sequence, num_accepted: int) -> None:
+    def note(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
         """So many of the guesses of ``seq`` came true."""
-        drafted = len(seq.draft_token_ids)
-        self.statistics.drafted_tokens += drafted
+        self.statistics.drafted_tokens += num_drafted
         self.statistics.accepted_tokens += num_accepted
         history: _History = seq.attachments[KEY]
-        if num_accepted == drafted:
+        if num_accepted == num_drafted:
             history.most = min(self.num_speculative_tokens, 2 * history.most)
         else:
             history.most = max(1, num_accepted + 1 if num_accepted else history.most // 2)

@@ -16,11 +16,12 @@ from collections.abc import Sequence as SequenceABC
 from minivllm_plugin.config import SchedulingPolicy, check_integer
 from minivllm_plugin.engine.admission import check_prompt_fits
 from minivllm_plugin.engine.block_manager import BlockManager
-from minivllm_plugin.engine.endings import ask_stop_check, end_reason, may_outgrow
+from minivllm_plugin.engine.endings import is_full, may_outgrow
+from minivllm_plugin.engine.intake import Launched, advance, check_answers, settle
 from minivllm_plugin.engine.integrity import check_queues
 from minivllm_plugin.engine.order import Order
 from minivllm_plugin.engine.prompt_lookup import PromptLookup
-from minivllm_plugin.engine.sequence import FAILED_TOKEN, MAX_TOKEN_ID, FinishReason, Sequence, SequenceStatus, computes_prompt
+from minivllm_plugin.engine.sequence import FinishReason, Sequence, SequenceStatus, computes_prompt
 from minivllm_plugin.engine.steering import Steering, StepLimits
 from minivllm_plugin.errors import ConfigError, InvalidRequestError
 
@@ -104,6 +105,11 @@ class Scheduler:
         return len(self._live)
 
     @property
+    def num_slots(self) -> int:
+        """Tokens that the whole pool holds."""
+        return self.block_manager.num_blocks * self.block_size
+
+    @property
     def step_budget(self) -> int:
         """Most tokens that the latest step could compute."""
         return self._limits.num_tokens
@@ -153,7 +159,7 @@ class Scheduler:
         """End a live sequence in whatever state it is and free its blocks. Unknown ids are ignored."""
         sequence = self._live.get(request_id)
         if sequence is not None:
-            self._finish(sequence, "abort")
+            self.finish(sequence, "abort")
         return sequence
 
     def is_finished(self) -> bool:
@@ -207,47 +213,16 @@ class Scheduler:
         Raises:
             ValueError: another number of tokens than of sequences, or something that is no token id; nothing was changed.
         """
-        if len(seqs) != len(token_ids):
-            raise ValueError(f"{len(seqs)} sequences but {len(token_ids)} tokens")
-        answers = [(answer,) if isinstance(answer, int) else tuple(answer) for answer in token_ids]
-        for seq, answer in zip(seqs, answers, strict=True):
-            _check_answer(seq, answer)
-        for sequence, answer in zip(seqs, answers, strict=True):
-            if sequence.status is not SequenceStatus.RUNNING or not sequence.num_scheduled_tokens:
-                continue
-            num_drafts = len(sequence.draft_token_ids)
-            if num_drafts and self.speculation is not None:
-                self.speculation.note(sequence, len(answer) - 1)
-                sequence.draft_token_ids = []
-            num_computed = sequence.num_scheduled_tokens - num_drafts
-            sequence.num_scheduled_tokens = 0
-            for token_id in answer:  # each one after the first was a draft that is computed already
-                sequence.num_computed_tokens += num_computed
-                num_computed = 1
-                self._take_in(sequence, token_id)
-                if sequence.is_finished:
-                    break
+        check_answers(seqs, token_ids)
+        settle(self, self.advance(seqs), token_ids)
 
-    def _take_in(self, sequence: Sequence, token_id: int) -> None:
-        """One token of ``sequence``, whose ``num_computed_tokens`` count what stands in the cache before it."""
-        is_complete = not sequence.num_uncomputed_tokens
-        if is_complete and token_id == FAILED_TOKEN:
-            self.block_manager.forget(sequence)  # or the next request with this prefix would fail on it, too
-            self._finish(sequence, "error")
-            return
-        self.block_manager.commit(sequence)
-        if not is_complete:
-            return
-        if sequence.pooling is not None:  # its prompt was all there is to compute
-            self._finish(sequence, "stop")
-            return
-        sequence.append_token(token_id)
-        num_slots = self.block_manager.num_blocks * self.block_size
-        reason = end_reason(sequence, token_id, self.end_token_ids, num_slots)
-        if reason is None and self.stop_check is not None and sequence.sampling_params.extra_args:
-            reason = ask_stop_check(self.stop_check, sequence)
-        if reason is not None:
-            self._finish(sequence, reason)
+    def advance(self, seqs: SequenceABC[Sequence]) -> list[Launched | None]:
+        """The batch of the preceding :meth:`schedule` is launched; the next may be scheduled before its tokens are known."""
+        return advance(seqs)
+
+    def settle(self, launched: SequenceABC[Launched | None], token_ids: SequenceABC[int | SequenceABC[int]]) -> None:
+        """As :meth:`postprocess`, of a batch that went through :meth:`advance` when it was launched."""
+        settle(self, launched, token_ids)
 
     def preempt(self, seq: Sequence) -> None:
         """Move a running sequence to the front of ``waiting`` and free its blocks; it is computed again when it returns.
@@ -265,6 +240,7 @@ class Scheduler:
         seq.status = SequenceStatus.WAITING
         seq.num_scheduled_tokens = 0
         seq.draft_token_ids = []
+        seq.num_pending_tokens = 0
         seq.num_preemptions += 1
         self.num_preemptions += 1
         self.preempted.append(seq)
@@ -284,6 +260,8 @@ class Scheduler:
         batch: list[Sequence] = []
         budget, prefill_budget, _ = self._limits
         order = self._order.turns(self.running)
+        if any(seq.num_pending_tokens for seq in order):  # whoever ends with the token to come needs no further one
+            order = [seq for seq in order if not is_full(seq, self.num_slots, seq.num_pending_tokens)]
         decodes_left = sum(1 for seq in order if seq.num_uncomputed_tokens == 1)
         for seq in order:
             if not budget:
@@ -319,6 +297,8 @@ class Scheduler:
         for seq in self._order.turns(self.running):
             if len(batch) == self.max_num_batched_tokens:
                 break
+            if seq.num_pending_tokens and is_full(seq, self.num_slots, seq.num_pending_tokens):
+                continue
             if seq.status is SequenceStatus.RUNNING and self._make_room(seq):
                 self._grant(seq, 1, batch)
         return batch
@@ -374,7 +354,7 @@ class Scheduler:
         """Those not yet in this batch, first to go first: a policy's choice, then ours; when nobody is left, the needy one."""
         candidates = [seq for seq in self.running if seq is not needy and not seq.num_scheduled_tokens]
         if self._steering is not None:
-            missing = self.block_manager.blocks_needed(needy.num_tokens) - len(needy.block_table)
+            missing = self.block_manager.blocks_needed(needy.length) - len(needy.block_table)
             for victim in self._steering.victims(self, candidates, needy, missing):
                 yield victim
                 candidates = [seq for seq in candidates if seq is not victim]
@@ -393,7 +373,8 @@ class Scheduler:
             seq.first_scheduled_step = self.num_steps
         batch.append(seq)
 
-    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
+    def finish(self, seq: Sequence, reason: FinishReason) -> None:
+        """End a live sequence, for this reason, and free its blocks."""
         queue = self.running if seq.status is SequenceStatus.RUNNING else self.waiting
         queue.remove(seq)
         self.block_manager.deallocate(seq)
@@ -408,14 +389,3 @@ class Scheduler:
         while f"request-{number}" in self._live:  # somebody chose such a name
             number += 1
         return f"request-{number}"
-
-
-def _check_answer(seq: Sequence, answer: tuple[int, ...]) -> None:
-    """What the runner says to one sequence: right drafts and a token, each a token id or ``FAILED_TOKEN``."""
-    drafts = tuple(seq.draft_token_ids)
-    is_awaited = seq.status is SequenceStatus.RUNNING and seq.num_scheduled_tokens > 0
-    if not answer or (is_awaited and answer[:-1] != drafts[: len(answer) - 1]):
-        raise ValueError(f"the runner returned {answer} for a sequence with drafts {drafts}")
-    for token_id in answer:
-        if not FAILED_TOKEN <= token_id <= MAX_TOKEN_ID:
-            raise ValueError(f"the runner returned {token_id}, which is neither a token id nor FAILED_TOKEN")

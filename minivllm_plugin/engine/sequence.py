@@ -149,7 +149,7 @@ class Sequence:
         self.num_computed_tokens = 0  # tokens whose K/V stand in the cache
         self.num_scheduled_tokens = 0  # tokens given in the latest schedule()
         self.draft_token_ids: list[int] = []  # guessed to follow, and scheduled with them; the runner says which are right
-        self.num_pending_tokens = 0  # sampled on a device, not known here yet: 0 or 1, at position num_tokens
+        self.num_pending_tokens = 0  # launched, not known here yet; when a batch is launched, 0 or 1, at position num_tokens
         self.num_cached_tokens = 0  # of the computed ones, found in the prefix cache at the latest admission
         self.prompt_cached_tokens: int | None = None  # the same at the first admission: what a usage report shows
         self.num_preemptions = 0
@@ -179,9 +179,14 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def length(self) -> int:
+        """Its tokens, counting one that only the device knows."""
+        return len(self.token_ids) + self.num_pending_tokens
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose K/V are missing; 1 for a sequence that is decoding."""
-        return len(self.token_ids) - self.num_computed_tokens
+        return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
 
     @property
     def last_token(self) -> int:

@@ -76,16 +76,20 @@ class Observation:
             outcome = RequestOutcome("rejected", None, seq.num_prompt_tokens, 0, 0, 0, self._clock(), None, None, None)
             self._tell("minivllm_request_finished", request=request_view(seq, 0), outcome=outcome)
 
-    def step_started(self, batch: SequenceABC[Sequence]) -> None:
+    def step_planned(self, batch: SequenceABC[Sequence]) -> StepPlan | None:
         if self._moments:
             now = self._clock()
             for seq in self._scheduler.admitted:
                 moments = self._moments.get(seq.request_id or "")
                 if moments is not None and moments.scheduled is None:
                     moments.scheduled = now
-        if "minivllm_step_started" in self._calls or "minivllm_engine_error" in self._calls:
-            self._plan = self._make_plan(batch)
-            self._tell("minivllm_step_started", plan=self._plan)
+        wanted = "minivllm_step_started" in self._calls or "minivllm_engine_error" in self._calls
+        return self._make_plan(batch) if wanted else None
+
+    def step_started(self, plan: object) -> None:
+        if isinstance(plan, StepPlan):
+            self._plan = plan
+            self._tell("minivllm_step_started", plan=plan)
 
     def step_finished(
         self, finished: SequenceABC[Sequence], progress: SequenceABC["RequestProgress"], num_tokens: int, times: StepTimes

@@ -101,7 +101,8 @@ def load(config: EngineConfig, extensions: Extensions | None = None) -> tuple[LL
         window,
         model.max_position_embeddings,
     )
-    engine = LLMEngine(scheduler, backend.runner, limits, tokenizer.encode if tokenizer else None)
+    encode = tokenizer.encode if tokenizer else None
+    engine = LLMEngine(scheduler, backend.runner, limits, encode, asynchronous=_asynchronous(config, backend.runner, device))
     entry = catalog_entry(config.model)
     defaults = {**(entry.sampling if entry else {}), **description.generation_defaults}  # the checkpoint's own word counts more
     loaded = Loaded(
@@ -116,6 +117,21 @@ def load(config: EngineConfig, extensions: Extensions | None = None) -> tuple[LL
         _pooling(config, description.directory),
     )
     return engine, loaded
+
+
+def _asynchronous(config: EngineConfig, runner: Runner, device: str) -> bool:
+    """Whether the next batch is launched while one is computed.
+
+    Raises:
+        ConfigError: it is asked for, and the runner cannot.
+    """
+    can_launch = hasattr(runner, "launch")
+    if config.async_scheduling and not can_launch:
+        raise ConfigError(
+            "async_scheduling=True needs a runner on a device of its own; the one chosen here computes a batch while it is "
+            "asked to: leave it out"
+        )
+    return can_launch and (device.startswith("cuda") if config.async_scheduling is None else config.async_scheduling)
 
 
 def _speculation(config: EngineConfig, runner: Runner) -> PromptLookup | None:

@@ -146,7 +146,7 @@ class Replica:
         if leaper is not None:
             leaper.note_scheduled(batch)
         if observer is not None:
-            observer.step_started(batch)
+            observer.step_started(observer.step_planned(batch))
         work = StepWork.of(batch)
         num_tokens = work.num_prefill_tokens + work.num_decodes
         began, seconds = self.now, checked_seconds(self._cost, work)

@@ -61,13 +61,13 @@ class Walk:
         self.failing: set[str] = set()
         self.num_calls: Counter[str] = Counter()
         self.interferences = [self.add, self.abort, self.preempt]
-        finish = self.scheduler._finish
+        finish = self.scheduler.finish
 
         def counted(seq: Sequence, reason: Any) -> None:
             self.endings[id(seq)] += 1
             finish(seq, reason)
 
-        self.scheduler._finish = counted  # type: ignore[method-assign]
+        self.scheduler.finish = counted  # type: ignore[method-assign]
 
     def choose(self, seq: Sequence) -> int:
         return FAILED_TOKEN if seq.request_id in self.failing and seq.num_completion_tokens == 2 else self.hashed(seq)
