@@ -2,14 +2,32 @@
 
 import torch
 
+from minivllm_kernels.metadata import AttentionGeometry
+from minivllm_kernels.triton.argmax import argmax
+from minivllm_kernels.triton.attention import attention
+from minivllm_kernels.triton.attention_inputs import unsupported as unsupported_by_attention
 from minivllm_kernels.triton.launch import interpreting
 from minivllm_kernels.triton.norm_rotary_store import norm_rotary_store
 from minivllm_kernels.triton.rms_norm import add_rms_norm, rms_norm
 from minivllm_kernels.triton.rotary import rotary
+from minivllm_kernels.triton.sampling import sample, sample_rows
 from minivllm_kernels.triton.silu_and_mul import silu_and_mul
 from minivllm_kernels.triton.store_kv import store_kv
 
-__all__ = ["add_rms_norm", "norm_rotary_store", "rms_norm", "rotary", "silu_and_mul", "store_kv", "unavailable"]
+__all__ = [
+    "add_rms_norm",
+    "argmax",
+    "attention",
+    "norm_rotary_store",
+    "rms_norm",
+    "rotary",
+    "sample",
+    "sample_rows",
+    "silu_and_mul",
+    "store_kv",
+    "unavailable",
+    "unsupported",
+]
 
 
 def unavailable() -> str | None:
@@ -19,3 +37,8 @@ def unavailable() -> str | None:
     if not torch.cuda.is_available():
         return "no CUDA device is available to torch"
     return None
+
+
+def unsupported(op: str, geometry: AttentionGeometry) -> str | None:
+    """Why ``op`` cannot be done for a model of this geometry, or None."""
+    return unsupported_by_attention(geometry) if op in ("attention", "store_kv", "norm_rotary_store") else None
