@@ -50,14 +50,25 @@ def _sent(llm: Any) -> Any:
     return last.params, {name: value for name, value in last.options.items() if name != "timeout"}, last.prompt
 
 
+@pytest.fixture(scope="module")
+def usual() -> dict[tuple[str, str], Any]:
+    """What the engine is asked for in each style without the parameter under test, but with what it needs beside it."""
+    return {}
+
+
+def _without(usual: dict[tuple[str, str], Any], llm: Any, style: str, row: Row) -> Any:
+    """It is the same for all rows that need the same, and asked for once."""
+    key = (style, repr(row.beside))
+    if key not in usual:
+        _call(style, **dict(row.beside))
+        usual[key] = _sent(llm)
+    return usual[key]
+
+
 def _values(kind: str) -> list[Any]:
     return [
         pytest.param(name, row, value, id=f"{name}={value!r:.30}") for name, row in MATRIX.items() for value in getattr(row, kind)
     ]
-
-
-def _nothing_said() -> list[Any]:
-    return [pytest.param(name, row, None, id=f"{name}=None") for name, row in MATRIX.items()]
 
 
 IN_EVERY_STYLE = pytest.mark.parametrize("style", STYLES)
@@ -65,14 +76,15 @@ IN_EVERY_STYLE = pytest.mark.parametrize("style", STYLES)
 
 @IN_EVERY_STYLE
 @pytest.mark.parametrize(("name", "row", "value"), _values("honoured"))
-def test_honoured(provider: MinivllmProvider, llm: Any, style: str, name: str, row: Row, value: Any) -> None:
+def test_honoured(
+    provider: MinivllmProvider, llm: Any, usual: dict[Any, Any], style: str, name: str, row: Row, value: Any
+) -> None:
     if name == "prompt_logprobs" and "streaming" in style:
         with pytest.raises(litellm.UnsupportedParamsError, match=name):
             _call(style, **{name: value})
         return
     llm.steps = ['<tool_call>{"name": "f", "arguments": {}}</tool_call>', End("stop")]
-    _call(style, **dict(row.beside))
-    before = _sent(llm)
+    before = _without(usual, llm, style, row)
     _call(style, **dict(row.beside), **{name: value})
     assert _sent(llm) != before
 
@@ -81,11 +93,12 @@ def test_honoured(provider: MinivllmProvider, llm: Any, style: str, name: str, r
 @pytest.mark.parametrize(
     ("name", "row", "value"), [*_values("neutral"), *[pytest.param(n, MATRIX[n], None, id=f"{n}=None") for n in MATRIX]]
 )
-def test_accepted_and_without_effect(provider: MinivllmProvider, llm: Any, style: str, name: str, row: Row, value: Any) -> None:
+def test_accepted_and_without_effect(
+    provider: MinivllmProvider, llm: Any, usual: dict[Any, Any], style: str, name: str, row: Row, value: Any
+) -> None:
     if name == "stream_options" and "streaming" not in style:
         pytest.skip("needs stream")
-    _call(style, **dict(row.beside))
-    before = _sent(llm)
+    before = _without(usual, llm, style, row)
     _call(style, **dict(row.beside), **{name: value})
     assert _sent(llm) == before
 
