@@ -132,26 +132,35 @@ def test_through_the_service(policies: list[str]) -> None:
     assert snapshot.prefix_hit_tokens > 0
 
 
+def _tokens_of_the_real_model(path: Path, policies: list[str]) -> list[list[int]]:
+    """The pool is too small for all of them at once; float32, so that a batch's company changes nothing."""
+    texts = ["The capital of France is", "Once upon a time, in a village by the sea,", "Water boils at", "1, 1, 2, 3, 5, 8, 13,"]
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    sizes: dict[str, Any] = {"dtype": "float32", "num_blocks": 24, "block_size": 4, "max_num_batched_tokens": 32}
+    with LLM(str(path), policies=policies, **sizes) as llm:
+        streams = [
+            llm.submit(text, params, priority=number % 3, metadata={"tenant": "AB"[number % 2]})
+            for number, text in enumerate(texts * 2)
+        ]
+        found = [list(stream.result().outputs[0].token_ids) for stream in streams]
+        snapshot = llm.snapshot()
+    assert snapshot is not None
+    assert snapshot.num_preemptions > 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def without_policies(smollm2_gguf: Path) -> list[list[int]]:
+    """What the real model says when nobody steers: each text is asked twice."""
+    found = _tokens_of_the_real_model(smollm2_gguf, [])
+    assert found[:4] == found[4:]
+    return found
+
+
 @pytest.mark.model
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "policies", [["sjf", "lcf-victim", "slru"], ["lpm", "lcf-victim"], ["fair", "slru"], ["priority"]], ids="+".join
 )
-def test_with_the_real_model(smollm2_gguf: Path, policies: list[str]) -> None:
-    """The pool is too small for all of them at once; float32, so that a batch's company changes nothing."""
-    texts = ["The capital of France is", "Once upon a time, in a village by the sea,", "Water boils at", "1, 1, 2, 3, 5, 8, 13,"]
-    params = SamplingParams(temperature=0.0, max_tokens=24)
-    settings_of_both: dict[str, Any] = {"dtype": "float32", "num_blocks": 24, "block_size": 4, "max_num_batched_tokens": 32}
-    found = []
-    for named in ([], policies):
-        with LLM(str(smollm2_gguf), policies=named, **settings_of_both) as llm:
-            streams = [
-                llm.submit(text, params, priority=number % 3, metadata={"tenant": "AB"[number % 2]})
-                for number, text in enumerate(texts * 2)
-            ]
-            found.append([list(stream.result().outputs[0].token_ids) for stream in streams])
-            snapshot = llm.snapshot()
-            assert snapshot is not None
-            assert snapshot.num_preemptions > 0
-    assert found[0] == found[1]
-    assert found[0][:4] == found[0][4:]
+def test_with_the_real_model(smollm2_gguf: Path, without_policies: list[list[int]], policies: list[str]) -> None:
+    assert _tokens_of_the_real_model(smollm2_gguf, policies) == without_policies
