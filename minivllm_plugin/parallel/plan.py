@@ -61,6 +61,7 @@ class RankPlan:
         from minivllm_plugin.models.foreign import WeightsOf
         from minivllm_plugin.models.loader import ModelDescription, load_model
         from minivllm_plugin.runner.model_runner import ModelRunner
+        from minivllm_plugin.runner.runner_settings import RunnerSettings
 
         weights = None if self.home is None else WeightsOf(self.home, Extensions.builtin().weights)
         model = load_model(
@@ -73,7 +74,7 @@ class RankPlan:
             description=ModelDescription(self.model, self.home, {}, weights),
             parallel=ParallelContext(self.rank, self.size, group),
         )
-        return ModelRunner(model, end_token_ids)
+        return ModelRunner(model, end_token_ids, settings=RunnerSettings.of(self.engine))
 
     def plan_num_blocks(self, runner: "ModelRunner") -> int:
         """Blocks that this rank has room for.

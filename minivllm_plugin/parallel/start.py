@@ -72,6 +72,7 @@ def start_ranks(
             room = [plan.plan_num_blocks(local), *(answer.num_blocks for answer in ranks.answers())]
             ranks.broadcast(min(room).to_bytes(POOL_BYTES, "little"))
             cache = local.allocate_kv_cache(min(room), config.block_size)
+            local.capture_graphs()
             ranks.answers()
     except BaseException:
         ranks.close()

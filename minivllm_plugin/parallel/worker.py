@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from minivllm_plugin.parallel.plan import RankPlan
     from minivllm_plugin.runner.model_runner import ModelRunner
 
-__all__ = ["main"]
+__all__ = ["compute", "main"]
 
 GLANCE_MILLISECONDS = 1000  # between looks at the parent: a fork of rank 0 may hold the pipe open after its death
 GRACE_SECONDS = 5.0  # in which rank 0 is to hang up after a peer was lost
@@ -50,6 +50,14 @@ def main() -> None:
     _serve(runner, requests)
 
 
+def compute(runner: "ModelRunner", payload: bytes) -> None:
+    """One step: what :func:`minivllm_plugin.parallel.messages.encode_layout` made of it, on this rank's part of the model."""
+    layout = decode_layout(payload)
+    hidden, inputs = runner.forward(layout)
+    if layout.wanted.rows:
+        runner.model.module.compute_logits(hidden.index_select(0, inputs.logit_rows))
+
+
 def _start(plan: "RankPlan", requests: BinaryIO, answers: BinaryIO) -> "ModelRunner":
     """Join the others, load, and take a pool of the size that all of them have room for."""
     import torch
@@ -67,6 +75,7 @@ def _start(plan: "RankPlan", requests: BinaryIO, answers: BinaryIO) -> "ModelRun
     if agreed is None:
         sys.exit(0)
     runner.allocate_kv_cache(int.from_bytes(agreed, "little"), plan.engine.block_size)
+    runner.capture_graphs()
     write_frame(answers, Answer().to_bytes())
     return runner
 
@@ -76,11 +85,8 @@ def _serve(runner: "ModelRunner", requests: BinaryIO) -> None:
 
     with torch.inference_mode():
         while (payload := read_frame(requests)) is not None:
-            layout = decode_layout(payload)
             try:
-                hidden, inputs = runner.forward(layout)
-                if layout.wanted.rows:
-                    runner.model.module.compute_logits(hidden.index_select(0, inputs.logit_rows))
+                compute(runner, payload)
             except LostPeerError:
                 # Rank 0 knows who was lost, and hangs up. One that ends before would be taken for the culprit.
                 time.sleep(GRACE_SECONDS)

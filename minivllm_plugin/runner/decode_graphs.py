@@ -15,6 +15,7 @@ from torch import Tensor
 import minivllm_kernels as kernels
 from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.models.decoder import CausalLM
+from minivllm_plugin.parallel.context import SINGLE, ParallelContext
 from minivllm_plugin.runner.decode_buffers import DecodeBuffers
 from minivllm_plugin.runner.device_inputs import BatchInputs
 from minivllm_plugin.runner.device_sampler import choose_greedy, draws_of, is_greedy, samples_on_the_device
@@ -46,12 +47,22 @@ class DecodeGraphs:
         max_rows: most sequences of a batch.
         max_blocks: most blocks of a sequence.
         counts: what is told of captures and replays.
+        parallel: this rank. Of several, only the first chooses tokens, so no choice is recorded: it would wait for the others.
     """
 
     def __init__(
-        self, api: GraphApi, module: CausalLM, cache: KVCache, max_rows: int, max_blocks: int, counts: StepCounts
+        self,
+        api: GraphApi,
+        module: CausalLM,
+        cache: KVCache,
+        max_rows: int,
+        max_blocks: int,
+        counts: StepCounts,
+        parallel: ParallelContext = SINGLE,
     ) -> None:
         self._api, self._module, self._cache, self._counts = api, module, cache, counts
+        self._parallel = parallel
+        self._parts = tuple(Part) if parallel.size == 1 else (Part.FORWARD,)
         self.sizes = graph_sizes(max_rows)
         weight = next(module.parameters())
         self.buffers = DecodeBuffers(max_rows, max_blocks, cache.block_size, weight.device)
@@ -110,7 +121,7 @@ class DecodeGraphs:
         """
         size = self._size(len(seqs))
         part = Part.GREEDY if all(map(is_greedy, seqs)) else Part.SAMPLED
-        graph = self._graph(part, size)
+        graph = self._graph(part, size) if part in self._parts else None
         if graph is None:
             return None
         if part is Part.SAMPLED:
@@ -121,7 +132,7 @@ class DecodeGraphs:
     def capture_all(self) -> None:
         """Record every size, the largest first, so that the others live in memory that it took already."""
         for size in reversed(self.sizes):
-            for part in Part:
+            for part in self._parts:
                 self._graph(part, size)
 
     @property
@@ -141,14 +152,26 @@ class DecodeGraphs:
         if part is Part.SAMPLED and not samples_on_the_device(self._hidden.device):
             self._broken[part] = "what samples here looks at values on the host"
             return None
+        cause = "on another rank"
         try:
-            graph = self._graphs[part, size] = self._capture(self._bodies[part], size)
-            self._counts.graph_captures += 1
+            graph = self._capture(self._bodies[part], size)
         except Exception as error:  # out of memory, an op that waits, a driver that cannot: whatever stands in the way
             cause = f"{type(error).__name__}: {error!s:.300}"
-            self._broken[part] = f"the {part.value} of {size} rows could not be captured ({cause})"
-            self._counts.warn(self._broken[part])
-        return graph
+        if self._is_whole(graph):
+            assert graph is not None
+            self._graphs[part, size] = graph
+            self._counts.graph_captures += 1
+            return graph
+        self._broken[part] = f"the {part.value} of {size} rows could not be captured ({cause})"
+        self._counts.warn(self._broken[part])
+        return None
+
+    def _is_whole(self, graph: Graph | None) -> bool:
+        """Whether every rank has captured: a capture computes something first, which all do or none."""
+        if self._parallel.size == 1:
+            return graph is not None
+        num_failed = torch.full((1,), float(graph is None), device=self._hidden.device)
+        return self._parallel.all_reduce(num_failed).item() == 0.0
 
     def _capture(self, body: Callable[[int], None], size: int) -> Graph:
         buffers = self.buffers

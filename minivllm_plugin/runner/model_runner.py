@@ -100,6 +100,7 @@ class ModelRunner:
                 max_rows=self.settings.max_num_sequences,
                 max_blocks=-(-positions // block_size),
                 counts=self.counts,
+                parallel=self.model.parallel,
             )
         return self._cache
 

@@ -1,8 +1,13 @@
-"""All ranks of a tensor-parallel model in one process: a thread each, and collectives that go through a list."""
+"""All ranks of a tensor-parallel model in one process: a thread each, and collectives that go through a list.
 
+The sum over the ranks is an op of torch's, as it is on a device: what records ops records it, and a replay asks the others.
+"""
+
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -10,14 +15,39 @@ from torch import Tensor
 
 from minivllm_plugin.parallel.context import ParallelContext
 
-__all__ = ["run_world"]
+__all__ = ["recording", "run_world"]
 
 T = TypeVar("T")
 PATIENCE = 60.0
 
 
+_numbers = itertools.count()
+_worlds: dict[int, "_World"] = {}
+
+
+_here = threading.local()
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """As during a device's capture: a sum is noted, and nobody is asked for anything."""
+    _here.is_recording = True
+    try:
+        yield
+    finally:
+        _here.is_recording = False
+
+
+@torch.library.custom_op("simulated_world::all_reduce", mutates_args=())
+def _all_reduce(x: Tensor, world: int, rank: int) -> Tensor:
+    if getattr(_here, "is_recording", False):
+        return torch.full_like(x, torch.nan)
+    return torch.stack(_worlds[world].exchange(rank, x)).sum(dim=0)
+
+
 class _World:
     def __init__(self, size: int) -> None:
+        self.number = next(_numbers)
         self.places: list[Tensor | None] = [None] * size
         self.barrier = threading.Barrier(size)
 
@@ -35,7 +65,8 @@ class _Group:
         self._world, self._rank = world, rank
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return torch.stack(self._world.exchange(self._rank, x)).sum(dim=0)
+        out: Tensor = torch.ops.simulated_world.all_reduce(x, self._world.number, self._rank)
+        return out
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
         parts = self._world.exchange(self._rank, x)
@@ -45,6 +76,7 @@ class _Group:
 def run_world(size: int, work: Callable[[ParallelContext], T]) -> list[T]:
     """What ``work`` returns on each rank, run side by side. The first failure is raised."""
     world = _World(size)
+    _worlds[world.number] = world
 
     def one(rank: int) -> T:
         try:
@@ -54,9 +86,12 @@ def run_world(size: int, work: Callable[[ParallelContext], T]) -> list[T]:
             world.barrier.abort()
             raise
 
-    with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(one, rank) for rank in range(size)]
-        failures = [failure for future in futures if (failure := future.exception()) is not None]
-        for failure in sorted(failures, key=lambda failure: isinstance(failure, threading.BrokenBarrierError)):
-            raise failure
-        return [future.result() for future in futures]
+    try:
+        with ThreadPoolExecutor(size) as pool:
+            futures = [pool.submit(one, rank) for rank in range(size)]
+            failures = [failure for future in futures if (failure := future.exception()) is not None]
+            for failure in sorted(failures, key=lambda failure: isinstance(failure, threading.BrokenBarrierError)):
+                raise failure
+            return [future.result() for future in futures]
+    finally:
+        del _worlds[world.number]
