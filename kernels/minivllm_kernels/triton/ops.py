@@ -14,6 +14,8 @@ from minivllm_kernels.triton.sampling import sample, sample_rows
 from minivllm_kernels.triton.silu_and_mul import silu_and_mul
 from minivllm_kernels.triton.store_kv import store_kv
 
+OF_HEADS = ("attention", "norm_rotary_store", "rotary", "store_kv")
+
 __all__ = [
     "add_rms_norm",
     "argmax",
@@ -41,4 +43,4 @@ def unavailable() -> str | None:
 
 def unsupported(op: str, geometry: AttentionGeometry) -> str | None:
     """Why ``op`` cannot be done for a model of this geometry, or None."""
-    return unsupported_by_attention(geometry) if op in ("attention", "store_kv", "norm_rotary_store") else None
+    return unsupported_by_attention(geometry) if op in OF_HEADS else None
