@@ -2,9 +2,9 @@
 
     python -m minivllm_kernels.triton.compilation [--json FILE] [--target 90] [NAME …]
 
-prints one line a case and target: registers a thread, bytes spilled, shared memory, size of the binary. Exits with 1 when a
-case spills more than it may. Owns no kernel: each op's file lists its own ``COMPILE_CASES``. Needs triton's compiler, so the
-command takes TRITON_INTERPRET out of its environment.
+prints one line a case and target: registers a thread, bytes spilled, shared memory, the widest load, size of the binary. Exits
+with 1 when a case spills more than it may, or asks for more shared memory than there is. Owns no kernel: each op's file lists
+its own ``COMPILE_CASES``. Needs triton's compiler, so the command takes TRITON_INTERPRET out of its environment.
 """
 
 import argparse
@@ -26,6 +26,9 @@ __all__ = ["TARGETS", "CompileCase", "Compiled", "all_cases", "compile_case", "e
 
 TARGETS = (80, 90, 100)
 """Compute capabilities times ten: A100, H100 and H200, B200."""
+
+SHARED_LIMITS = {80: 166912, 90: 232448, 100: 232448}
+"""Bytes of shared memory that a block may have: more compiles, and does not launch."""
 
 RESOURCES = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers", re.S)
 
@@ -129,11 +132,13 @@ def compile_case(case: CompileCase, target: int) -> Compiled:
 
 
 def excess(case: CompileCase, result: Compiled) -> str | None:
-    """What is wrong with the result, or None: more spilled than the case accepts."""
-    spilled = result.spill_stores + result.spill_loads
-    if spilled <= case.spill_limit:
-        return None
-    return f"{case.name}, sm_{result.target}: {spilled} bytes spilled, {case.spill_limit} accepted"
+    """What is wrong with the result, or None: more spilled than the case accepts, or more shared memory than the card has."""
+    spilled, room = result.spill_stores + result.spill_loads, SHARED_LIMITS[result.target]
+    if result.shared > room:
+        return f"{case.name}, sm_{result.target}: {result.shared} bytes of shared memory, a block has {room}"
+    if spilled > case.spill_limit:
+        return f"{case.name}, sm_{result.target}: {spilled} bytes spilled, {case.spill_limit} accepted"
+    return None
 
 
 def table(results: Iterable[Compiled]) -> str:

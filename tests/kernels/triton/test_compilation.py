@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from minivllm_kernels.triton.compilation import TARGETS, CompileCase, Compiled, all_cases, compile_case, excess, table
+from minivllm_kernels.triton.compilation import (
+    SHARED_LIMITS,
+    TARGETS,
+    CompileCase,
+    Compiled,
+    all_cases,
+    compile_case,
+    excess,
+    table,
+)
 
 
 @pytest.mark.slow
@@ -35,8 +44,8 @@ def test_cases_have_names_of_their_own_and_a_reason_for_what_they_are_spared() -
     assert [case.name for case in spared if not case.reason] == []
 
 
-def result(stores: int = 0, loads: int = 0) -> Compiled:
-    return Compiled("one", 90, 32, stores, loads, stores, 0, 16, 1000)
+def result(stores: int = 0, loads: int = 0, shared: int = 0, target: int = 90) -> Compiled:
+    return Compiled("one", target, 32, stores, loads, stores, shared, 16, 1000)
 
 
 def case(spill_limit: int = 0) -> CompileCase:
@@ -48,6 +57,12 @@ def test_a_spill_is_an_excess_unless_it_is_accepted() -> None:
     assert excess(case(), result(4, 8)) == "one, sm_90: 12 bytes spilled, 0 accepted"
     assert excess(case(12), result(4, 8)) is None
     assert excess(case(11), result(4, 8)) is not None
+
+
+def test_more_shared_memory_than_the_card_has_is_an_excess() -> None:
+    assert excess(case(), result(shared=200_000)) is None
+    assert excess(case(), result(shared=200_000, target=80)) == "one, sm_80: 200000 bytes of shared memory, a block has 166912"
+    assert set(SHARED_LIMITS) == set(TARGETS)
 
 
 def test_the_table_has_a_line_for_each_result() -> None:

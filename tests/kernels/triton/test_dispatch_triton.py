@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import torch
 import minivllm_kernels as kernels
 from minivllm_kernels import dispatch
 from minivllm_kernels.dispatch import ENVIRONMENT_VARIABLE, KernelUnavailableError, explain, implementation
+from minivllm_kernels.metadata import AttentionGeometry
 from minivllm_kernels.triton import interpreted, ops
 from minivllm_kernels.triton.norm_rotary_store import norm_rotary_store
 
@@ -36,10 +39,11 @@ def run(code: str, **environment: str) -> str:
 
 
 def test_every_op_of_the_backend_is_a_public_op() -> None:
-    assert set(ops.__all__) - {"unavailable"} <= set(kernels.OPS)
+    assert set(kernels.OPS) >= THEIR_OPS
     assert all(callable(getattr(ops, name)) for name in ops.__all__)
 
 
+THEIR_OPS = set(ops.__all__) - {"unavailable", "unsupported"}
 WAITS = {"item", "cpu", "tolist", "numpy", "nonzero", "synchronize"}
 
 
@@ -61,9 +65,32 @@ def test_nothing_but_force_brings_in_the_interpreter() -> None:
 
 def test_forced_the_interpreter_runs_what_there_are_kernels_for(forced_interpreter: None) -> None:
     chosen = {choice.op: choice.backend for choice in explain("cpu")}
-    assert {op for op, backend in chosen.items() if backend == "interpreter"} == set(ops.__all__) - {"unavailable"}
+    assert {op for op, backend in chosen.items() if backend == "interpreter"} == THEIR_OPS
     assert set(chosen.values()) == {"interpreter", "reference"}
     assert implementation("norm_rotary_store", "cpu") is norm_rotary_store
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"head_dim": 320}, "head size 320, more than 256"),
+        ({"num_heads": 7}, "7 query heads, which 2 KV heads cannot share evenly"),
+        ({"cache_dtype": torch.int8}, "a cache of torch.int8"),
+    ],
+)
+def test_a_model_that_the_kernels_cannot_do_goes_to_the_reference_aloud(
+    changes: dict[str, Any], reason: str | None, forced_interpreter: None
+) -> None:
+    shape = AttentionGeometry(8, 2, 128, 16, torch.bfloat16, torch.bfloat16)
+    choices = {choice.op: choice for choice in dispatch.fitted(replace(shape, **changes)).explain("cpu")}
+    for op in ("attention", "store_kv", "rotary", "norm_rotary_store"):
+        if reason is None:
+            assert choices[op].backend == "interpreter"
+        else:
+            assert choices[op].backend == "reference"
+            assert reason in dict(choices[op].passed_over)["interpreter"]
+    assert choices["rms_norm"].backend == choices["silu_and_mul"].backend == "interpreter"
 
 
 def test_in_a_process_that_interprets_the_device_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +109,7 @@ def test_without_a_gpu_a_compiling_process_says_what_is_missing() -> None:
         """
 from minivllm_kernels.dispatch import choose
 print(dict(choose("rms_norm", "cuda").passed_over)["triton"])
+from minivllm_kernels.metadata import AttentionGeometry
 from minivllm_kernels.triton import interpreted
 print(interpreted.unavailable())
 """
