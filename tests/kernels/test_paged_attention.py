@@ -1,10 +1,8 @@
 """Storing to and attending over the paged cache, against loops that read slot by slot (trials J01, J03)."""
 
-import random
-from collections.abc import Sequence
-
 import pytest
 import torch
+from paged_batches import BATCHES, attention_loop, paged_batch, poisoned
 from torch import Tensor
 
 import minivllm_kernels as kernels
@@ -27,13 +25,6 @@ def close(got: Tensor, expected: Tensor, dtype: torch.dtype = torch.float32) -> 
 
 
 # The paged cache
-
-
-def poisoned(
-    num_blocks: int, block_size: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    shape = (num_blocks, block_size, kv_heads, dim)
-    return torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -92,53 +83,6 @@ def test_store_kv_takes_slices_of_a_wider_tensor() -> None:
 
 
 # Attention
-
-
-def paged_batch(
-    shape: tuple[int, int, int],
-    query_lens: Sequence[int],
-    seq_lens: Sequence[int],
-    block_size: int,
-    dtype: torch.dtype,
-    seed: int = 0,
-) -> tuple[Tensor, Tensor, Tensor, AttentionMetadata]:
-    """A batch whose keys are stored in shuffled blocks; every other slot, block 0 of the padding too, is NaN."""
-    heads, kv_heads, dim = shape
-    needed = [-(-length // block_size) for length in seq_lens]
-    blocks = random.Random(0).sample(range(1, sum(needed) + 4), sum(needed))
-    tables = [[blocks.pop() for _ in range(count)] for count in needed]
-    k_cache, v_cache = poisoned(sum(needed) + 4, block_size, kv_heads, dim, dtype=dtype)
-    whole = AttentionMetadata.build(seq_lens, seq_lens, tables, block_size)
-    k, v = torch.randn(2, sum(seq_lens), kv_heads, dim).to(dtype)
-    kernels.store_kv(k, v, k_cache, v_cache, whole.slot_mapping)
-    metadata = AttentionMetadata.build(query_lens, seq_lens, tables, block_size)
-    return torch.randn(sum(query_lens), heads, dim).to(dtype), k_cache, v_cache, metadata
-
-
-def attention_loop(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-    """One query row and one head at a time, in float64, reading slot by slot through the block table."""
-    group = q.shape[1] // k_cache.shape[2]
-    out, row = torch.empty(q.shape, dtype=torch.float64), 0
-    for b, (new, total) in enumerate(zip(metadata.query_lens, metadata.seq_lens or (), strict=True)):
-        for position in range(total - new, total):
-            blocks = metadata.block_tables[b].tolist()
-            places = [(blocks[i // metadata.block_size], i % metadata.block_size) for i in range(position + 1)]
-            for h in range(q.shape[1]):
-                keys = torch.stack([k_cache[block, offset, h // group] for block, offset in places]).double()
-                values = torch.stack([v_cache[block, offset, h // group] for block, offset in places]).double()
-                weights = torch.softmax(keys @ q[row, h].double() * scale, dim=0)
-                out[row, h] = weights @ values
-            row += 1
-    return out
-
-
-BATCHES = {
-    "one token": ([1], [1]),
-    "one prefill": ([7], [7]),
-    "decode, many lengths": ([1, 1, 1, 1], [1, 16, 17, 40]),
-    "chunk after context": ([5], [21]),
-    "mixed": ([1, 6, 1, 3], [9, 6, 33, 20]),
-}
 
 
 @pytest.mark.parametrize("batch", BATCHES)

@@ -69,9 +69,9 @@ def decode_tiles(head_dim: int, element_bits: int, kv_bits: int, group: int) -> 
     if m == 32:
         return (Tiles(m, 64 if head_dim <= 64 else 32, 4, 3),)
     if head_dim <= 64:
-        return (Tiles(m, 64, 4, 3), Tiles(m, 128, 4, 3), Tiles(m, 32, 4, 4))
+        return (Tiles(m, 64, 4, 3), Tiles(m, 128, 4, 3))
     if head_dim <= 128:
-        return (Tiles(m, 64, 4, 3), Tiles(m, 32, 4, 4), Tiles(m, 128, 8, 2))
+        return (Tiles(m, 64, 4, 3), Tiles(m, 32, 4, 4))
     return (Tiles(m, 32, 4, 3), Tiles(m, 64, 8, 2))
 
 
