@@ -113,9 +113,11 @@ def _memory(report: Report) -> Found | None:
 
 
 QUANTISED, EXACT = ("int8", "int4"), ("bfloat16", "float32")
+WITHOUT_GUESSES = tuple(f"{mode} num_speculative_tokens=0" for mode in QUANTISED)
 PEERS = "peers-*"
 AGAINST_PEERS = (
     PeerGoal("n=1 decode, int8 or int4", "n=1", QUANTISED, 2.0),
+    PeerGoal("the same without prompt lookup", "n=1", WITHOUT_GUESSES, 2.0),
     PeerGoal("n=8, int8", "n=8", ("int8",), 1.75),
     PeerGoal("n=32, int8", "n=32", ("int8",), 2.0),
     PeerGoal("n=32, 16- or 32-bit", "n=32", EXACT, 1.3),

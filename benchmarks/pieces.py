@@ -6,13 +6,14 @@ where it stopped. Durations are what two cores at about 40 GB/s take.
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = ["Peers", "Piece", "pieces"]
 
 HERE = Path(__file__).parent
 ROUNDS_OF_QWEN = 2  # four times the weights, and what is compared differs by more than rounds do
+WITHOUT_GUESSES = "num_speculative_tokens=0"
 QWEN = ("qwen3-0.6b", "--dummy", "--scenario", "offline")
 
 
@@ -35,16 +36,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Pythons of the peers' environments (None: not here), and how the contests are held.
-
-    Attributes:
-        speculation: ``KEY=VALUE`` settings that turn speculative decoding on; none leaves it out.
-    """
+    """Pythons of the peers' environments (None: not here), and how often they meet."""
 
     openvino: str | None = None
     llama_cpp: str | None = None
     rounds: int = 3
-    speculation: Sequence[str] = field(default_factory=tuple)
 
 
 def pieces(peers: Peers) -> list[Piece]:
@@ -53,23 +49,21 @@ def pieces(peers: Peers) -> list[Piece]:
 
 
 def _contests(peers: Peers) -> Iterator[Piece]:
-    quantised, exact, many = ("--formats", "Q4_0"), ("--formats", "F16"), ("--n", "32", "--prefill", "0")
-    both = (*quantised, "--quantized", "int8", "int4")
-    small = ("smollm2-135m", "--scenario", "offline")
-    yield _contest("peers-openvino-q4", peers, "openvino", (*small, *both), 100)
-    yield _contest("peers-llama-cpp-q4", peers, "llama.cpp", (*small, *both), 120)
-    yield _contest("peers-openvino-f16", peers, "openvino", (*small, *exact), 90)
-    yield _contest("peers-llama-cpp-f16", peers, "llama.cpp", (*small, *exact, *many), 70)
-    if peers.speculation:
-        single = (*small, *both, "--n", "1", "--prefill", "0", "--ours-option", *peers.speculation)
-        yield _contest("speculation-llama-cpp", peers, "llama.cpp", single, 60)
-    shared = ("smollm2-135m", "--scenario", "prefix", *quantised)
-    yield _contest("prefix-openvino", peers, "openvino", shared, 90)
-    yield _contest("prefix-llama-cpp", peers, "llama.cpp", shared, 130)
-    for peer, few, most in (("openvino", 75, 80), ("llama.cpp", 80, 110)):
+    small, shared = ("smollm2-135m", "--scenario", "offline"), ("smollm2-135m", "--scenario", "prefix")
+    quantised, both = ("--formats", "Q4_0"), ("--formats", "Q4_0", "--quantized", "int8", "int4")
+    single = ("--n", "1", "--prefill", "0", "--ours-option", WITHOUT_GUESSES)
+    yield _contest("peers-openvino-single", peers, "openvino", (*small, *both, *single), 75)
+    yield _contest("peers-llama-cpp-single", peers, "llama.cpp", (*small, *both, *single), 65)
+    yield _contest("peers-openvino-q4", peers, "openvino", (*small, *quantised, "--n", "8", "32"), 70)
+    yield _contest("peers-llama-cpp-q4", peers, "llama.cpp", (*small, *quantised, "--n", "8", "32"), 95)
+    yield _contest("peers-openvino-f16", peers, "openvino", (*small, "--formats", "F16"), 90)
+    yield _contest("prefix-openvino", peers, "openvino", (*shared, *quantised), 90)
+    yield _contest("prefix-llama-cpp", peers, "llama.cpp", (*shared, *quantised), 130)
+    few, many = ("--n", "1", "8", "--ours-option", WITHOUT_GUESSES), ("--n", "32", "--prefill", "0")
+    rounds = ("--rounds", str(min(peers.rounds, ROUNDS_OF_QWEN)))
+    for peer, least, most in (("openvino", 85, 80), ("llama.cpp", 95, 110)):
         name = peer.replace(".", "-")
-        rounds = ("--rounds", str(min(peers.rounds, ROUNDS_OF_QWEN)))
-        yield _contest(f"qwen3-{name}-few", peers, peer, (*QWEN, *both, "--n", "1", "8", *rounds), few)
+        yield _contest(f"qwen3-{name}-few", peers, peer, (*QWEN, *quantised, *few, *rounds), least)
         yield _contest(f"qwen3-{name}-many", peers, peer, (*QWEN, *quantised, *many, *rounds), most)
 
 

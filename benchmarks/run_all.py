@@ -98,7 +98,7 @@ def _show(chosen: Sequence[Piece]) -> None:
 
 
 def _peers(options: argparse.Namespace) -> Peers:
-    return Peers(options.openvino, options.llama_cpp, options.rounds, tuple(options.speculation or ()))
+    return Peers(options.openvino, options.llama_cpp, options.rounds)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -108,9 +108,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--openvino", metavar="PYTHON", help="of an environment with openvino-genai")
     parser.add_argument("--llama-cpp", metavar="PYTHON", help="of an environment with llama-cpp-python")
     parser.add_argument("--rounds", type=int, default=3, help="of each contest with a peer")
-    parser.add_argument(
-        "--speculation", metavar="KEY=VALUE", nargs="+", action="extend", help="engine settings that turn it on, for n=1"
-    )
     parser.add_argument("--only", metavar="PIECE", nargs="+", action="extend", help="these pieces; see --list")
     parser.add_argument("--keep-hours", type=float, default=3.0, help="results younger than this are kept; 0: none is")
     parser.add_argument("--within", type=float, metavar="SECONDS", help="start nothing that would end later than this")

@@ -96,8 +96,8 @@ def _decode(llm: LLM, prompts: Sequence[Sequence[int]], output: int, salt: str, 
 
 
 def _is_counted(step: StepTimes, following: StepTimes, num_sequences: int) -> bool:
-    """All requests decode, in this step and in the next one, so that no idle time lies between the two."""
-    return all(one.num_sequences == one.num_tokens == num_sequences for one in (step, following))
+    """All requests decode, guessed tokens or not, in this step and in the next one, so that no idle time lies between the two."""
+    return all(one.num_sequences == num_sequences and not one.is_prefill for one in (step, following))
 
 
 def _parts(step: StepTimes, following: StepTimes) -> dict[str, float]:

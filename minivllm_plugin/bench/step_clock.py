@@ -22,7 +22,7 @@ class StepTimes:
     run: float = 0.0
     schedule: float = 0.0
     postprocess: float = 0.0
-    num_tokens: int = 0
+    is_prefill: bool = False
     num_sequences: int = 0
 
 
@@ -44,7 +44,7 @@ class StepClock:
             self.steps.append(times)
             output = step()
             times.end = time.perf_counter()
-            times.num_tokens, times.num_sequences = output.num_tokens, len(output.batch)
+            times.is_prefill, times.num_sequences = output.is_prefill, len(output.batch)
             return output
 
         setattr(engine, name, timed)

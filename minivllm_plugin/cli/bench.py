@@ -20,6 +20,15 @@ Model = Annotated[str, typer.Argument(help="Catalog name, hub id, model director
 Quantization = Annotated[str, typer.Option("--quantization", help="auto, none, int8 or int4.", rich_help_panel=o.ENGINE)]
 CacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="auto, float32, bfloat16 or int8.", rich_help_panel=o.ENGINE)]
 Threads = Annotated[int | None, typer.Option("--num-threads", help="Of the CPU kernels.", rich_help_panel=o.ENGINE)]
+Guesses = Annotated[
+    int | None,
+    typer.Option(
+        "--num-speculative-tokens",
+        min=0,
+        help="Most that prompt lookup guesses of one request; 0: none.",
+        rich_help_panel=o.ENGINE,
+    ),
+]
 Json = Annotated[Path | None, typer.Option("--json", help="Write machine, versions, settings and every run here.")]
 Repeat = Annotated[int, typer.Option("--repeat", min=1, help="Runs of each case; medians are shown.")]
 WorkloadSeed = Annotated[int, typer.Option("--seed", help="Of the workload.")]
@@ -39,6 +48,7 @@ def throughput(
     quantization: Quantization = "auto",
     kv_cache_dtype: CacheDtype = "auto",
     num_threads: Threads = None,
+    num_speculative_tokens: Guesses = None,
     device: o.Device = "auto",
     load_format: o.LoadFormat = "auto",
     max_model_len: o.MaxModelLen = None,
@@ -50,7 +60,9 @@ def throughput(
     check_writable(json)
     from minivllm_plugin.bench.throughput import measure_throughput
 
-    settings = _engine(dtype, quantization, kv_cache_dtype, num_threads, device, load_format, max_model_len)
+    settings = _engine(
+        dtype, quantization, kv_cache_dtype, num_threads, device, load_format, max_model_len, num_speculative_tokens
+    )
     with o.open_llm(model, **settings, plugins=plugin, policies=policy) as llm:
         report = measure_throughput(llm, sizes=sizes, repeat=repeat, prefill_tokens=prefill, seed=seed)
     show_report(report, json)
@@ -69,6 +81,7 @@ def latency(
     quantization: Quantization = "auto",
     kv_cache_dtype: CacheDtype = "auto",
     num_threads: Threads = None,
+    num_speculative_tokens: Guesses = None,
     device: o.Device = "auto",
     load_format: o.LoadFormat = "auto",
     max_model_len: o.MaxModelLen = None,
@@ -79,7 +92,9 @@ def latency(
     check_writable(json)
     from minivllm_plugin.bench.latency import measure_latency
 
-    settings = _engine(dtype, quantization, kv_cache_dtype, num_threads, device, load_format, max_model_len)
+    settings = _engine(
+        dtype, quantization, kv_cache_dtype, num_threads, device, load_format, max_model_len, num_speculative_tokens
+    )
     with o.open_llm(model, **settings, plugins=plugin, policies=policy) as llm:
         report = measure_latency(
             llm, concurrency=concurrency, num_requests=requests, long_prompt=long_prompt, repeat=repeat, seed=seed
@@ -197,6 +212,7 @@ def _engine(
     device: str,
     load_format: str,
     max_model_len: int | None,
+    num_speculative_tokens: int | None = None,
 ) -> dict[str, Any]:
     given = {
         "dtype": dtype,
@@ -206,6 +222,7 @@ def _engine(
         "device": device,
         "load_format": load_format,
         "max_model_len": max_model_len,
+        "num_speculative_tokens": num_speculative_tokens,
     }
     return {name: value for name, value in given.items() if value is not None}
 

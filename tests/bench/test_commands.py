@@ -14,7 +14,7 @@ from minivllm_plugin.cli import app, main
 COMMANDS = ("throughput", "latency", "startup", "prefix", "step")
 SMALL = {
     "throughput": "--n 1,2 --prefill 40 --repeat 1",
-    "latency": "--concurrency 2 --requests 3 --long-prompt 100 --repeat 1",
+    "latency": "--concurrency 2 --requests 3 --long-prompt 100 --repeat 1 --num-speculative-tokens 2",
     "startup": "--repeat 1",
     "prefix": "--requests 2 --shared 40 --own 4 --output 3 --repeat 1",
     "step": "--n 2 --output 100 --repeat 1 --stream",
@@ -73,6 +73,7 @@ def test_a_command_measures_shows_and_writes(
         "dtype": "float32",
         "num_threads": 1,
     }
+    assert settings.get("num_speculative_tokens") == (2 if command == "latency" else None)
     assert settings["resolved"]["weights"] in ("float32", "bfloat16")  # the latter are a bfloat16 checkpoint's exact values
     assert all(str(next(iter(row.values()))) in out for row in read["summary"])
 

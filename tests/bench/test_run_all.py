@@ -31,7 +31,7 @@ def run_all(script: Callable[[str], ModuleType]) -> Any:
 @pytest.fixture
 def everything(script: Callable[[str], ModuleType]) -> Any:
     module = script("pieces")
-    return module.pieces(module.Peers("ov", "lc", 3, ("block_size=32",)))
+    return module.pieces(module.Peers("ov", "lc", 3))
 
 
 def test_every_piece_has_a_place_on_the_page_and_a_script(script: Callable[[str], ModuleType], everything: Any) -> None:
@@ -71,7 +71,6 @@ def test_what_has_no_peer_says_so(script: Callable[[str], ModuleType]) -> None:
     found = {piece.name: piece.missing for piece in module.pieces(module.Peers(openvino="ov"))}
     assert found["peers-openvino-q4"] is None
     assert found["peers-llama-cpp-q4"] == "--llama-cpp is not named"
-    assert "speculation-llama-cpp" not in found
     assert found["startup"] is None
 
 

@@ -190,6 +190,34 @@ def test_benchmarks_of_single_ops_run(script: Script, name: str, tiny_model: str
     assert read["settings"]["device"] == "cpu"
 
 
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_benchmarks_of_attention_run(
+    script: Script, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contestants that disagree would end the script. Kernels are interpreted here; without that they do not take part."""
+    pytest.importorskip("triton", reason="the GPU kernels need triton (in the developers' packages on Linux)")
+    target = tmp_path / "r.json"
+    tiny = ["--heads", "4", "--kv-heads", "2", "--head-dim", "24", "--work", "2x5", "1x9", "--device", "cpu", "--threads", "1"]
+    arguments = [*tiny, "--dtype", "float32", "--seconds", "0", "--json", str(target)]
+    for interpret, who in (("1", ["plain torch", "reference", "naive triton", "ours"]), ("0", ["plain torch", "reference"])):
+        monkeypatch.setenv("TRITON_INTERPRET", interpret)
+        script(f"bench_attention_{kind}").main(arguments)
+        read = json.loads(target.read_text())
+        assert [(row["work"], row["contestant"]) for row in read["summary"]] == [(w, c) for w in ("2x5", "1x9") for c in who]
+        assert all(row["microseconds"] > 0 for row in read["summary"])
+        assert ("kernels interpreted" in read["title"]) == (interpret == "1")
+    assert capsys.readouterr().out.count("ours does not take part: the device is cpu") == 1
+
+
+def test_a_contestant_that_computes_something_else_ends_the_benchmark(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = script("bench_attention_decode")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(module, "_reference", lambda batch: lambda: batch.q)
+    tiny = ["--heads", "2", "--kv-heads", "1", "--head-dim", "8", "--work", "1x3", "--device", "cpu", "--dtype", "float32"]
+    with pytest.raises(SystemExit, match=r"reference on 1x3 is .* away from plain torch"):
+        module.main([*tiny, "--threads", "1", "--seconds", "0"])
+
+
 @pytest.mark.parametrize("name", ["perplexity", "peers", "bench_linear", "bench_decoder", "bench_machine", "bench_norms"])
 def test_a_place_that_cannot_be_written_is_refused_first(
     script: Script, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
