@@ -42,6 +42,7 @@ Backends = Mapping[str, tuple[Any, tuple[str, ...]]]
 # Fastest first. Each names the module that holds the ops (or is it, or an object like it) and the devices it can serve.
 BACKENDS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "cpu": ("minivllm_kernels.cpu.ops", ("cpu",)),
+    "flash": ("minivllm_kernels.flash", ("cuda",)),
     "triton": ("minivllm_kernels.triton.ops", ("cuda",)),
     "reference": ("minivllm_kernels.reference", ("cpu", "cuda", "mps", "xpu")),
     "interpreter": ("minivllm_kernels.triton.interpreted", ("cpu",)),  # behind the reference: used only where it is forced

@@ -19,10 +19,10 @@ __all__ = ["AttentionBackend", "AttentionBackendRegistry"]
 
 logger = logging.getLogger(__name__)
 
-BUILT_IN = ("cpu", "triton", "reference", "interpreter")
+BUILT_IN = ("cpu", "flash", "triton", "reference", "interpreter")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 # What the compiled CPU kernels, which compute whole steps, still call one by one.
-AFTER_THE_STEP = ("argmax", "sample")
+AFTER_THE_STEP = ("argmax", "sample", "sample_rows")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Every row has its own draw, and a batch may mix all kinds. Nothing is read on th
 the launches may stand in a captured graph. There are four, the parts of :mod:`minivllm_kernels.triton.argmax` first:
 
 1. *peaks*: the best token of each part of a row. A greedy row is done with this.
-2. *weigh*: the weight ``exp((x - peak) / T)`` of every token, summed by block; for top_k and top_p also a list of the likely ones.
+2. *weigh*: the weight ``exp((x - peak) / T)`` of every token, summed by block; for top_k and top_p a list of the likely ones.
 3. *gather*: the lists of a row's parts side by side, in the order of token ids. Left out where a row is one part.
 4. *choose*, one program a row: the cut (:mod:`minivllm_kernels.triton.cut`), then the token at ``uniform`` in the cumulative
    weights.
