@@ -10,11 +10,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import typer.main
+from side_by_side import started
 
 from minivllm_plugin.cli import app
 
@@ -65,20 +68,29 @@ def identify(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.fixture(scope="module")
+def done(
+    request: pytest.FixtureRequest, smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Path, "Future[subprocess.CompletedProcess[str]]"]]:
+    """The programs of the pages, on their way."""
+    folder = tmp_path_factory.mktemp("pages")
+
+    def run(page: Path) -> "subprocess.CompletedProcess[str]":
+        program = json.dumps([(str(page), block.line, block.text) for block in blocks(page) if block.language == "python"])
+        own = folder / str(PAGES.index(page))
+        own.mkdir()
+        command = [sys.executable, "-c", RUN_BLOCKS]
+        return subprocess.run(command, input=program, capture_output=True, text=True, cwd=own, env=os.environ, timeout=300)
+
+    with started(request, "page", run) as futures:
+        yield futures
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("page", [page for page in PAGES if any(b.language == "python" for b in blocks(page))], ids=identify)
-def test_python_blocks_run(page: Path, smollm2_gguf: Path, tmp_path: Path) -> None:
-    program = json.dumps([(str(page), block.line, block.text) for block in blocks(page) if block.language == "python"])
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_BLOCKS],
-        input=program,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ,
-        timeout=300,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+def test_python_blocks_run(page: Path, done: dict[Path, "Future[subprocess.CompletedProcess[str]]"]) -> None:
+    result = done[page].result()
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
 
 
 def shell_lines() -> list[tuple[str, str]]:

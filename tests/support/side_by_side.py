@@ -19,19 +19,19 @@ AT_ONCE = 2
 
 @contextmanager
 def started(request: pytest.FixtureRequest, parameter: str, run: Callable[[Any], T]) -> Iterator[dict[Any, "Future[T]"]]:
-    """Call ``run`` with every value that ``parameter`` has in the chosen tests of the module that asks.
+    """Call ``run`` with every value that ``parameter`` has in those tests of this run that use the fixture that asks.
 
     Args:
-        request: of a module's fixture.
+        request: of a module's fixture, which has a parameter in each of its tests.
         run: called on a thread; starts the program and waits for its end.
 
     Yields:
         What each call will have returned, by the value. None is running any more when the context is left.
     """
     chosen = [
-        item.callspec.params[parameter]
+        item.callspec.params[parameter]  # type: ignore[attr-defined]  # an item with parameters is a Function
         for item in request.session.items
-        if item.path == request.path and parameter in getattr(getattr(item, "callspec", None), "params", ())
+        if item.path == request.path and request.fixturename in item.fixturenames  # type: ignore[attr-defined]
     ]
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="side-by-side") as pool:
         try:
