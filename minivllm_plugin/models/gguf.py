@@ -108,9 +108,8 @@ def _check_complete(path: Path, config: Mapping[str, Any], shapes: Mapping[str, 
     with torch.device("meta"):
         module = architecture_class(parsed.architecture)(parsed)
     for source in parameter_sources(module):
-        whole = tuple(source.parameter.shape)
-        for name, rows in source.parts or ((source.tensor, whole[0]),):
-            wanted = [rows, *whole[1:]]
+        for part in source.parts or source.whole:
+            name, wanted = part.tensor, list(part.shape)
             if name not in shapes:
                 raise ModelLoadError(f"{path} lacks the tensor for {name!r}: the file is incomplete")
             if list(shapes[name]) != wanted:

@@ -18,6 +18,8 @@ from minivllm_plugin.parallel.context import LostPeerError
 
 __all__ = ["ProcessGroup", "backend_for", "refuse_without_backend"]
 
+_c10d: Any = dist  # torch's stubs know neither all of its classes nor the options that they have had since 2.5
+
 # A rank that is alive but stands still fails the others after this time. Loading is not waited for in a collective.
 PATIENCE = datetime.timedelta(minutes=5)
 LOOPBACK = "127.0.0.1"
@@ -54,7 +56,7 @@ class ProcessGroup:
     def __init__(self, backend: str, rendezvous: Path, rank: int, size: int, device: torch.device) -> None:
         self._rank, self._size, self._device = rank, size, device
         self._is_nccl = backend == "nccl"
-        store = dist.FileStore(str(rendezvous), size)
+        store = _c10d.FileStore(str(rendezvous), size)
         try:
             self._group = _nccl(store, rank, size) if self._is_nccl else _gloo(store, rank, size)
             # nccl connects at the first collective, which may be inside a graph's capture if it is not made here.
@@ -71,7 +73,7 @@ class ProcessGroup:
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
         x = x.contiguous()
-        options = dist.GatherOptions()
+        options = _c10d.GatherOptions()
         options.rootRank = 0
         parts = [torch.empty_like(x) for _ in range(self._size)] if self._rank == 0 else []
         self._finish(self._group.gather([parts] if parts else [], [x], options))
@@ -89,15 +91,15 @@ class ProcessGroup:
             raise LostPeerError(f"rank {self._rank} of {self._size} lost the others: {error}") from error
 
 
-def _gloo(store: dist.Store, rank: int, size: int) -> Any:
-    options = dist.ProcessGroupGloo._Options()
+def _gloo(store: Any, rank: int, size: int) -> Any:
+    options = _c10d.ProcessGroupGloo._Options()
     options._timeout = PATIENCE
     options._threads = 1  # one collective at a time
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+    return _c10d.ProcessGroupGloo(store, rank, size, options)
 
 
-def _nccl(store: dist.Store, rank: int, size: int) -> Any:
-    options = dist.ProcessGroupNCCL.Options()
+def _nccl(store: Any, rank: int, size: int) -> Any:
+    options = _c10d.ProcessGroupNCCL.Options()
     options._timeout = PATIENCE
-    return dist.ProcessGroupNCCL(store, rank, size, options)
+    return _c10d.ProcessGroupNCCL(store, rank, size, options)

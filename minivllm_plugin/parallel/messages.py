@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import BinaryIO
+from typing import IO
 
 from minivllm_plugin.runner.rows import LogitRows
 from minivllm_plugin.runner.step_layout import StepLayout
@@ -20,7 +20,7 @@ LENGTH_BYTES = 4
 COUNTS = 4  # of the header: sequences, tokens, wanted rows, blocks of all tables together
 
 
-def write_frame(pipe: BinaryIO, payload: bytes) -> None:
+def write_frame(pipe: IO[bytes], payload: bytes) -> None:
     """
     Raises:
         OSError: nobody reads any more.
@@ -29,7 +29,7 @@ def write_frame(pipe: BinaryIO, payload: bytes) -> None:
     pipe.flush()
 
 
-def read_frame(pipe: BinaryIO) -> bytes | None:
+def read_frame(pipe: IO[bytes]) -> bytes | None:
     """The next frame, waited for; None when the other side has closed the pipe."""
     header = pipe.read(LENGTH_BYTES)
     if len(header) < LENGTH_BYTES:
