@@ -77,7 +77,8 @@ def predict(work: Workload, cost: CostModel, config: EngineConfig, num_blocks: i
 
 
 def _engine(options: argparse.Namespace) -> dict[str, Any]:
-    return {"load_format": options.load_format, "max_model_len": options.max_model_len}
+    # The simulator guesses no tokens, so neither does what it is compared with.
+    return {"load_format": options.load_format, "max_model_len": options.max_model_len, "num_speculative_tokens": 0}
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

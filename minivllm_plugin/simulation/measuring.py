@@ -4,6 +4,7 @@ Loads a model; everything else in this package does without. The clocks are put 
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from minivllm_plugin.bench.clients import exact_length, fresh_salts
@@ -83,7 +84,8 @@ def measure_cost_model(
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"sizes must be numbers of at least 1, got {list(sizes)}")
     recorder = StepRecorder()
-    with LLM.from_loader(config, recorder.load) as llm:
+    # A step with guesses computes rows that the simulator knows nothing of, and gains tokens that no cost model foretells.
+    with LLM.from_loader(replace(config, num_speculative_tokens=0), recorder.load) as llm:
         last = min(LAST_TOKEN_ID, llm.vocab_size - 1)
         window = llm.max_model_len
         llm.generate([list(warm_up_prompt())[: window - 1]], exact_length(min(WARM_UP_TOKENS, window - 1)), use_tqdm=False)

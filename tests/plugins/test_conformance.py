@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minivllm_plugin.engine import scheduler
+from minivllm_plugin.engine import intake
 from minivllm_plugin.engine.block_manager import BlockManager
 from minivllm_plugin.errors import PluginError
 from minivllm_plugin.plugins.discovery import BUILTIN
@@ -90,10 +90,10 @@ BAD = {
         hook(
             "register_stop_criteria",
             "registry",
-            "import minivllm_plugin.engine.scheduler as s\n"
+            "import minivllm_plugin.engine.intake as s\n"
             "s.end_reason = lambda seq, token_id, end_token_ids, num_slots: 'length'\n",
         )
-        + hook("engine_stopped", "engine", "import minivllm_plugin.engine.scheduler as s\n"),
+        + hook("engine_stopped", "engine", "import minivllm_plugin.engine.intake as s\n"),
         "request 0 got the tokens",
     ),
     "breaks the pool": (
@@ -138,7 +138,7 @@ def test_a_tracer_and_a_queued_observer_pass(check: str, write: Write) -> None:
 
 @pytest.mark.parametrize("kind", BAD)
 def test_bad_plugins_are_told_why(kind: str, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    for owner, name in ((scheduler, "end_reason"), (BlockManager, "deallocate")):  # so that a plugin's own patch is undone
+    for owner, name in ((intake, "end_reason"), (BlockManager, "deallocate")):  # so that a plugin's own patch is undone
         monkeypatch.setattr(owner, name, getattr(owner, name))
     check, body, message = BAD[kind]
     with pytest.raises(AssertionError, match=message):
