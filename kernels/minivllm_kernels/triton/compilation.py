@@ -50,8 +50,7 @@ class CompileCase:
         num_warps, num_stages: as given at launch.
         targets: which of :data:`TARGETS` it is for.
         spill_limit: bytes of spill loads and stores that are accepted.
-        narrow: no load of 16 bytes is expected.
-        reason: why targets are left out, spills accepted or loads narrow; empty where nothing of the kind is asked for.
+        reason: why targets are left out or spills accepted; empty where nothing of the kind is asked for.
         options: further options of the compiler, as given at launch.
     """
 
@@ -63,7 +62,6 @@ class CompileCase:
     num_stages: int
     targets: Sequence[int] = TARGETS
     spill_limit: int = 0
-    narrow: bool = False
     reason: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 

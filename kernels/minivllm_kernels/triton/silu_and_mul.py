@@ -1,7 +1,7 @@
 """The gate of the MLP: ``[T, 2 * I] -> silu(first half) * second half [T, I]``.
 
 Moves ``3 * T * I`` elements and computes next to nothing: a program takes one row and up to 1024 columns, eight a thread in
-16-byte loads. No autotuning: every width from 256 to 1024 runs at the speed of the memory, and one size less is compiled.
+16-byte loads. No autotuning: loads are as wide as they get, and every further block is compiled when a server starts.
 """
 
 import torch
@@ -15,7 +15,7 @@ from minivllm_kernels.triton.launch import COMPILER_OPTIONS, check_floats, check
 __all__ = ["COMPILE_CASES", "silu_and_mul"]
 
 MAX_BLOCK = 1024
-NUM_WARPS = 4
+ELEMENTS_A_WARP = 32 * 8
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -35,9 +35,13 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     block = min(next_power_of_2(width), MAX_BLOCK)
     grid = (rows, triton.cdiv(width, block))
     _silu_and_mul_kernel[grid](
-        gate_up, out, width, gate_up.stride(0), BLOCK=block, num_warps=NUM_WARPS, num_stages=1, **COMPILER_OPTIONS
+        gate_up, out, width, gate_up.stride(0), BLOCK=block, num_warps=_warps(block), num_stages=1, **COMPILER_OPTIONS
     )
     return out
+
+
+def _warps(block: int) -> int:
+    return max(block // ELEMENTS_A_WARP, 1)
 
 
 @triton.jit
@@ -59,7 +63,7 @@ COMPILE_CASES = tuple(
         kernel=_silu_and_mul_kernel,
         signature={"gate_up": f"*{dtype}", "out": f"*{dtype}", "width": "i32:16", "row_stride": "i32:16"},
         constexprs={"BLOCK": block},
-        num_warps=NUM_WARPS,
+        num_warps=_warps(block),
         num_stages=1,
     )
     for dtype, block in (("bf16", 1024), ("fp16", 512), ("fp32", 1024))
