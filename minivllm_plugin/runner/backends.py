@@ -17,12 +17,16 @@ from minivllm_plugin.extensions import Extensions
 from minivllm_plugin.models.catalog import ModelSource
 from minivllm_plugin.models.config import ModelConfig
 from minivllm_plugin.models.loader import ModelDescription, load_model
+from minivllm_plugin.runner.explaining import warn_of_plain_torch
 from minivllm_plugin.runner.kv_cache import plan_num_blocks
 from minivllm_plugin.runner.model_runner import ModelRunner
+from minivllm_plugin.runner.runner_settings import RunnerSettings
 
 __all__ = ["Backend", "build_backend"]
 
 logger = logging.getLogger(__name__)
+
+CPU_CACHE_KINDS = ("float32", "bfloat16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,8 @@ def _why_not_cpu_kernels(config: EngineConfig, model: ModelConfig, device: str, 
         return f"the device is {device}"
     if config.dtype == "float16":
         return "dtype='float16' is not among their types (float32, bfloat16, int8, int4)"
+    if config.kv_cache_dtype not in ("auto", *CPU_CACHE_KINDS):
+        return f"kv_cache_dtype={config.kv_cache_dtype!r} is not among their types ({', '.join(CPU_CACHE_KINDS)})"
     from minivllm_plugin.runner.cpu_weights import SUPPORTED_ARCHITECTURES, decoder_geometry
 
     if model.architecture not in SUPPORTED_ARCHITECTURES:
@@ -172,10 +178,12 @@ def _torch_backend(
         extensions=extensions,
         description=description,
     )
-    dtype = str(model.dtype).removeprefix("torch.")
-    runner = ModelRunner(model, ends, table)
-    cache = runner.allocate_kv_cache(plan_num_blocks(config, model.config, dtype), config.block_size)
-    return Backend(runner, cache.num_blocks, cache.num_bytes, "torch", dtype)
+    runner = ModelRunner(model, ends, table, settings=RunnerSettings.of(config))
+    cache = runner.allocate_kv_cache(runner.plan_num_blocks(config), config.block_size)
+    if device != "cpu":
+        warn_of_plain_torch(runner.choices(), device)
+    runner.capture_graphs()
+    return Backend(runner, cache.num_blocks, cache.num_bytes, "torch", str(model.dtype).removeprefix("torch."))
 
 
 def _parallel_backend(

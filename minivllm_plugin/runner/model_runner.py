@@ -7,31 +7,40 @@ Three parts that a process can run apart from each other: a layout (plain number
 forward pass of it (:meth:`ModelRunner.forward`), and the choice of tokens (:meth:`ModelRunner.choose`).
 """
 
+import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from minivllm_kernels.dispatch import BackendTable, using
+import minivllm_kernels as kernels
+from minivllm_kernels import AttentionGeometry
+from minivllm_kernels.dispatch import BackendTable, Choice, fitted, using
+from minivllm_plugin.config import EngineConfig
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.models.loader import LoadedModel
 from minivllm_plugin.runner.decode_graphs import DecodeGraphs
 from minivllm_plugin.runner.device_inputs import BatchInputs, InputBuffers
 from minivllm_plugin.runner.device_sampler import choose, is_device_only
+from minivllm_plugin.runner.explaining import explain_choices, explain_steps
 from minivllm_plugin.runner.graphs import CudaGraphApi, GraphApi
-from minivllm_plugin.runner.kv_cache import KVCache
+from minivllm_plugin.runner.kv_cache import CACHE_DTYPES, KVCache, plan_num_blocks
+from minivllm_plugin.runner.memory import CudaMemory, MemoryProbe
 from minivllm_plugin.runner.pending_tokens import PendingTokens, ResultBuffers
 from minivllm_plugin.runner.runner_settings import RunnerSettings
 from minivllm_plugin.runner.sampler import sample
 from minivllm_plugin.runner.step_counts import GRAPHS_OFF, PROMPT, StepCounts
 from minivllm_plugin.runner.step_layout import StepLayout, lay_out
+from minivllm_plugin.runner.trial_batches import measure
 
 if TYPE_CHECKING:
     from minivllm_plugin.extensions.logits_pipeline import LogitsPipeline
 
 __all__ = ["ModelRunner"]
+
+logger = logging.getLogger(__name__)
 
 IGNORED = 0  # what a sequence gets that was not computed to its end; the scheduler does not look at it
 
@@ -66,6 +75,7 @@ class ModelRunner:
         self.settings = settings or RunnerSettings(cuda_graphs="off")
         self.processors: LogitsPipeline | None = None
         self.counts = StepCounts()
+        self._given_backends = backends
         self._backends = backends
         self.device = next(model.module.parameters()).device
         self._end_token_ids = frozenset(end_token_ids)
@@ -84,14 +94,15 @@ class ModelRunner:
             ConfigError: the memory cannot be had.
         """
         self._cache = self._graphs = None
+        self._backends = self._fitted(block_size)
         try:
-            self._cache = KVCache.allocate(self.model.cache_config, num_blocks, block_size, self.model.dtype, self.device)
+            self._cache = self._allocate(num_blocks, block_size)
         except (RuntimeError, MemoryError) as error:
             raise ConfigError(
                 f"no memory for num_blocks={num_blocks} KV blocks of {block_size} tokens on {self.device}; "
                 "lower num_blocks or kv_cache_bytes"
             ) from error
-        if self._graph_api is not None and self.settings.cuda_graphs != "off":
+        if self._graph_api is not None and self._has_graphs:
             positions = min(self.settings.max_model_len or self.model.config.max_position_embeddings, num_blocks * block_size)
             self._graphs = DecodeGraphs(
                 self._graph_api,
@@ -103,6 +114,63 @@ class ModelRunner:
                 parallel=self.model.parallel,
             )
         return self._cache
+
+    def plan_num_blocks(self, config: EngineConfig, probe: MemoryProbe | None = None) -> int:
+        """Blocks that this device has room for, or as many as ``config`` asks for. Before :meth:`allocate_kv_cache`.
+
+        Args:
+            probe: measures memory where nothing is asked for; None is CUDA's on a CUDA device, and elsewhere nothing is measured.
+
+        Raises:
+            ConfigError: there is no room, or less than is asked for.
+        """
+        if probe is None and self.device.type == "cuda":
+            probe = CudaMemory(self.device)
+        measured = None
+        if probe is not None and config.num_blocks is None and config.kv_cache_bytes is None:
+            dtype, backends = CACHE_DTYPES[self.cache_kind], self._fitted(config.block_size)
+            plan = measure(self.model, config, dtype, backends, probe, has_graphs=self._has_graphs)
+            logger.info("memory of %s, %s", self.device, plan)
+            measured = plan.pool
+        return plan_num_blocks(config, self.model.cache_config, self.cache_kind, measured)
+
+    @property
+    def backends(self) -> BackendTable | None:
+        """What runs the ops: whoever calls :meth:`forward` and :meth:`choose` does so inside ``using()`` of this."""
+        return self._backends
+
+    @property
+    def cache_kind(self) -> str:
+        """Name of the type that keys and values are stored in."""
+        asked = self.settings.kv_cache_dtype
+        return str(self.model.dtype).removeprefix("torch.") if asked == "auto" else asked
+
+    def explain(self) -> dict[str, str]:
+        """Op -> what computes it, and why nothing that is preferred does; ``cuda graphs`` -> how steps were launched."""
+        sizes = self._graphs.sizes if self._graphs is not None else ()
+        rows = explain_choices(self.choices())
+        return {**rows, "cuda graphs": explain_steps(self.counts, self.settings.cuda_graphs, sizes)}
+
+    def choices(self) -> list[Choice]:
+        """Which backend computes each op."""
+        backends, device = self._backends, self.device.type
+        return kernels.explain(device) if backends is None else backends.explain(device)
+
+    @property
+    def _has_graphs(self) -> bool:
+        return self._graph_api is not None and self.settings.cuda_graphs != "off"
+
+    def _allocate(self, num_blocks: int, block_size: int) -> KVCache:
+        dtype = CACHE_DTYPES[self.cache_kind]
+        return KVCache.allocate(self.model.cache_config, num_blocks, block_size, dtype, self.device)
+
+    def _fitted(self, block_size: int) -> BackendTable:
+        """The backends without those that cannot do this model and cache."""
+        model, dtype = self.model, CACHE_DTYPES[self.cache_kind]
+        num_heads = model.config.num_heads // model.parallel.size
+        kv = model.cache_config
+        geometry = AttentionGeometry(num_heads, kv.num_kv_heads, kv.head_dim, block_size, model.dtype, dtype)
+        return fitted(geometry, self._given_backends)
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
@@ -139,6 +207,7 @@ class ModelRunner:
     def forward(self, layout: StepLayout) -> tuple[Tensor, BatchInputs]:
         """Compute hidden states ``[T, C]``, and write keys and values, of a layout."""
         assert self._cache is not None, "allocate_kv_cache() comes first"
+        reason: str | None
         if self._graphs is None:
             reason = GRAPHS_OFF if self.settings.cuda_graphs == "off" else f"there are none on {self.device.type}"
         else:

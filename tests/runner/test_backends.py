@@ -28,6 +28,7 @@ from minivllm_plugin.models.catalog import ModelSource
 from minivllm_plugin.models.loader import describe_model
 from minivllm_plugin.runner.backends import Backend, build_backend
 from minivllm_plugin.runner.cpu_runner import CpuRunner
+from minivllm_plugin.runner.kv_cache import block_bytes
 from minivllm_plugin.runner.model_runner import ModelRunner
 
 SPECIAL = ("CXX", "MINIVLLM_CPU_ISA", "MINIVLLM_KERNELS")
@@ -80,6 +81,12 @@ TABLE = [
     ("bfloat16", "none", "float32", "bfloat16", "cpu", "bfloat16", "float32"),
     ("float16", "auto", "auto", "float16", "torch", "float16", "float16"),
     ("float16", "none", "auto", "float32", "torch", "float16", "float16"),
+    ("float16", "auto", "float32", "float32", "torch", "float16", "float32"),
+    ("float16", "auto", "bfloat16", "float32", "torch", "float16", "bfloat16"),
+    ("float32", "auto", "float16", "float32", "torch", "float32", "float16"),
+    ("bfloat16", "auto", "fp8_e4m3", "float32", "torch", "bfloat16", "float8_e4m3fn"),
+    ("float32", "none", "fp8", "float32", "torch", "float32", "float8_e4m3fn"),
+    ("float16", "none", "fp8_e5m2", "float32", "torch", "float16", "float8_e5m2"),
 ]
 
 
@@ -88,7 +95,10 @@ def cache_kind(backend: Backend) -> str:
     if isinstance(runner, CpuRunner):
         return str(runner._decoder._caches[0][0].dtype).removeprefix("torch.")
     assert isinstance(runner, ModelRunner)
-    return backend.dtype  # the torch path keeps keys and values in the weights' type
+    assert runner._cache is not None
+    [dtype] = {tensor.dtype for pair in runner._cache.layers for tensor in pair}
+    assert backend.cache_bytes == block_bytes(runner.model.config, 16, runner.cache_kind) * backend.num_blocks
+    return str(dtype).removeprefix("torch.")
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: "-".join(row[:4]))

@@ -60,14 +60,17 @@ def sequences(params: list[SamplingParams]) -> list[Sequence]:
     return [make_sequence(prompt, table, wanted) for prompt, table, wanted in zip(prompts, tables, params, strict=True)]
 
 
-def run_ahead(runner: ModelRunner, seqs: list[Sequence], *, leaves_at: int = 99) -> list[list[int]]:
-    """Every launch before the tokens of the one before it are fetched; the second sequence leaves after some launches, and the
-    others go on."""
+def run_ahead(runner: ModelRunner, seqs: list[Sequence], leaves: dict[int, int] | None = None) -> list[list[int]]:
+    """Every launch before the tokens of the one before it are fetched.
+
+    Args:
+        leaves: launch -> which sequence is not in it any more; the others go on.
+    """
     flying: list[tuple[list[Sequence], Any]] = []
     live = list(seqs)
     for launch in range(LENGTH):
-        if launch == leaves_at:
-            live.remove(seqs[1])
+        if leaves and launch in leaves:
+            live.remove(seqs[leaves[launch]])
         batch = list(live) if launch % 3 else live[::-1]
         assert runner.can_launch(batch)
         pending = runner.launch(batch, launch == 0)
@@ -123,11 +126,21 @@ def test_tokens_are_those_of_an_engine_that_waits(model: LoadedModel, mix: str, 
 
 @pytest.mark.parametrize("graphs", ["lazy", "off"])
 def test_one_that_leaves_while_a_launch_is_in_flight_disturbs_nobody(model: LoadedModel, graphs: str) -> None:
+    """4 sequences, then 3, 2 and 1: with graphs, the last two sizes are recorded while tokens are pending."""
     expected = run_in_step(model, MIXES["both"])
     runner = graph_runner(model, POOL, RecordingGraphApi(), cuda_graphs=graphs)
-    answers = run_ahead(runner, sequences(MIXES["both"]), leaves_at=3)
-    assert answers[1] == expected[1][:3]
-    assert [answers[0], *answers[2:]] == [expected[0], *expected[2:]]
+    answers = run_ahead(runner, sequences(MIXES["both"]), {3: 1, 5: 0, 6: 3})
+    assert answers == [expected[0][:5], expected[1][:3], expected[2], expected[3][:6]]
+    assert runner.counts.graph_captures == (3 if graphs == "lazy" else 0)
+
+
+@pytest.mark.parametrize("mix", ["greedy", "drawn"])
+def test_a_choice_that_is_recorded_late_keeps_what_is_pending(model: LoadedModel, mix: str) -> None:
+    expected = run_in_step(model, MIXES[mix], SAMPLING_THERE)
+    runner = graph_runner(model, POOL, RecordingGraphApi(), SAMPLING_THERE)
+    answers = run_ahead(runner, sequences(MIXES[mix]), {3: 1, 5: 0, 6: 3})
+    assert answers == [expected[0][:5], expected[1][:3], expected[2], expected[3][:6]]
+    assert runner.counts.graph_captures == 6
 
 
 @pytest.mark.parametrize("graphs", ["lazy", "off"])
