@@ -1,4 +1,4 @@
-"""What a rank is told before it starts, and what every rank does with it: load its part, and count the blocks it has room for."""
+"""What a rank is told before it starts, and how it loads its part of the model from that."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -75,14 +75,3 @@ class RankPlan:
             parallel=ParallelContext(self.rank, self.size, group),
         )
         return ModelRunner(model, end_token_ids, settings=RunnerSettings.of(self.engine))
-
-    def plan_num_blocks(self, runner: "ModelRunner") -> int:
-        """Blocks that this rank has room for.
-
-        Raises:
-            ConfigError: none, or too few for what was asked for.
-        """
-        from minivllm_plugin.runner.kv_cache import plan_num_blocks
-
-        dtype = str(runner.model.dtype).removeprefix("torch.")
-        return plan_num_blocks(self.engine, runner.model.cache_config, dtype)

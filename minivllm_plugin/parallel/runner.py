@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from minivllm_kernels.dispatch import using
 from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.errors import RankFailedError
 from minivllm_plugin.parallel.messages import encode_layout
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from minivllm_plugin.parallel.ranks import Ranks
     from minivllm_plugin.runner.kv_cache import KVCache
     from minivllm_plugin.runner.model_runner import ModelRunner
+    from minivllm_plugin.runner.step_counts import StepCounts
 
 __all__ = ["TensorParallelRunner"]
 
@@ -51,6 +53,15 @@ class TensorParallelRunner:
         """Of the weights, such as ``bfloat16``."""
         return str(self._local.model.dtype).removeprefix("torch.")
 
+    def explain(self) -> dict[str, str]:
+        """Op -> what computes it, and how steps are launched, on rank 0; the others have the same settings."""
+        return self._local.explain()
+
+    @property
+    def counts(self) -> "StepCounts":
+        """How many steps of rank 0 were replayed, and why others were not."""
+        return self._local.counts
+
     @property
     def processors(self) -> "LogitsPipeline | None":
         """The logits processors of plugins; None when there are none."""
@@ -69,7 +80,7 @@ class TensorParallelRunner:
         """
         if self._is_out_of_step:
             raise RankFailedError("an earlier step failed, so the ranks may be at different places in it; make a new engine")
-        with self._ranks.explained():
+        with self._ranks.explained(), using(self._local.backends):
             layout = self._local.lay_out(seqs)
             self._is_out_of_step = True
             self._ranks.broadcast(encode_layout(layout))

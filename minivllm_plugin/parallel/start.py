@@ -69,7 +69,7 @@ def start_ranks(
             ranks.answers()  # everybody is there: from here on nobody is waited for who never started
             group = ProcessGroup(backend, plan.rendezvous, 0, size, torch.device(devices[0]))
             local = plan.load(group, end_token_ids)
-            room = [plan.plan_num_blocks(local), *(answer.num_blocks for answer in ranks.answers())]
+            room = [local.plan_num_blocks(plan.engine), *(answer.num_blocks for answer in ranks.answers())]
             ranks.broadcast(min(room).to_bytes(POOL_BYTES, "little"))
             cache = local.allocate_kv_cache(min(room), config.block_size)
             local.capture_graphs()

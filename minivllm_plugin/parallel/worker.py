@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["compute", "main"]
 
 GLANCE_MILLISECONDS = 1000  # between looks at the parent: a fork of rank 0 may hold the pipe open after its death
-GRACE_SECONDS = 5.0  # in which rank 0 is to hang up after a peer was lost
+GRACE_SECONDS = 5.0  # in which rank 0 is to hang up, when it has heard of a failure or noticed one
 
 
 def main() -> None:
@@ -45,17 +45,20 @@ def main() -> None:
         runner = _start(plan, requests, answers)
     except MinivllmError as error:
         write_frame(answers, Answer(error=type(error).__name__, message=str(error)).to_bytes())
-        read_frame(requests)  # rank 0 hangs up; to end before would look like a death
-        return
+        time.sleep(GRACE_SECONDS)  # rank 0 hangs up, unless it is in a collective, where only a death is noticed
+        sys.exit(str(error))
     _serve(runner, requests)
 
 
 def compute(runner: "ModelRunner", payload: bytes) -> None:
     """One step: what :func:`minivllm_plugin.parallel.messages.encode_layout` made of it, on this rank's part of the model."""
+    from minivllm_kernels.dispatch import using
+
     layout = decode_layout(payload)
-    hidden, inputs = runner.forward(layout)
-    if layout.wanted.rows:
-        runner.model.module.compute_logits(hidden.index_select(0, inputs.logit_rows))
+    with using(runner.backends):
+        hidden, inputs = runner.forward(layout)
+        if layout.wanted.rows:
+            runner.model.module.compute_logits(hidden.index_select(0, inputs.logit_rows))
 
 
 def _start(plan: "RankPlan", requests: BinaryIO, answers: BinaryIO) -> "ModelRunner":
@@ -70,7 +73,7 @@ def _start(plan: "RankPlan", requests: BinaryIO, answers: BinaryIO) -> "ModelRun
     write_frame(answers, Answer().to_bytes())  # rank 0 waits for these words, and then for nobody in vain in the group
     group = ProcessGroup(plan.backend, plan.rendezvous, plan.rank, plan.size, device)
     runner = plan.load(group)
-    write_frame(answers, Answer(num_blocks=plan.plan_num_blocks(runner)).to_bytes())
+    write_frame(answers, Answer(num_blocks=runner.plan_num_blocks(plan.engine)).to_bytes())
     agreed = read_frame(requests)
     if agreed is None:
         sys.exit(0)
