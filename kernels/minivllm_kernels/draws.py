@@ -59,12 +59,15 @@ class DrawTensors:
     def allocate(cls, rows: int, device: torch.device | str, *, pinned: bool = False) -> "DrawTensors":
         """Room for ``rows`` draws, uninitialised. ``pinned``: memory of the host that a CUDA device copies from by itself."""
         packed = torch.empty(rows * BYTES_PER_ROW, dtype=torch.uint8, device=device, pin_memory=pinned)
-        fields, start = [], 0
-        for dtype in (torch.float64, torch.float64, torch.float32, torch.float32, torch.int32):
-            end = start + rows * dtype.itemsize
-            fields.append(packed[start:end].view(dtype))
-            start = end
-        return cls(*fields, packed)
+        start = 0
+
+        def field(dtype: torch.dtype) -> Tensor:
+            nonlocal start
+            start += rows * dtype.itemsize
+            return packed[start - rows * dtype.itemsize : start].view(dtype)
+
+        float64, float32 = torch.float64, torch.float32  # the wide ones first: a view must start at a multiple of its size
+        return cls(field(float64), field(float64), field(float32), field(float32), field(torch.int32), packed)
 
     @classmethod
     def build(cls, draws: Sequence[TokenDraw], device: torch.device | str) -> "DrawTensors":

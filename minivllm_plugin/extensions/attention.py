@@ -58,7 +58,8 @@ class AttentionBackendRegistry(Registry[AttentionBackend]):
 
         Args:
             name: what ``MINIVLLM_KERNELS`` and ``explain()`` call it.
-            backend: module, object, or ``"package.module"``. It may have ``unavailable() -> str | None``: why it cannot run here.
+            backend: module, object, or ``"package.module"``. It may have ``unavailable() -> str | None``: why it cannot run here,
+                and ``unsupported(op, geometry) -> str | None``: why it cannot do a model.
             devices: of ``cpu``, ``cuda``, ``mps``, ``xpu``.
             before, after: exactly one of them: a built-in backend (``cpu``: the compiled kernels, ``reference``: plain torch)
                 or one that was added earlier. What stands before ``cpu`` is preferred to the compiled kernels, which compute

@@ -171,7 +171,7 @@ OPS = {
     "bench_norms": {"rms_norm", "add_rms_norm", "both norms of a layer, rounding included"},
     "bench_rotary_store": {"rotary", "store_kv", "norm_rotary_store", "rotation and store, bfloat16 cache"},
     "bench_silu_and_mul": {"silu_and_mul", "gate_up, int8", "gate_up, int8, silu_and_mul fused"},
-    "bench_argmax": {"argmax"},
+    "bench_sampling": {"argmax", "sample", "sample_rows"},
 }
 
 

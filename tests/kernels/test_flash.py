@@ -218,7 +218,7 @@ def test_an_old_card_an_old_version_and_one_that_does_not_run(monkeypatch: pytes
         (no_kernel, "does not run here (RuntimeError: CUDA error: no kernel"),
         (wrong, "computes wrong numbers"),
     ):
-        broken.flash_attn_with_kvcache = function  # type: ignore[attr-defined]
+        broken.flash_attn_with_kvcache = function
         on(monkeypatch, (10, 0), flash_attn=broken)
         assert str(flash.unavailable()).startswith(f"flash_attn 2.8.3 {reason}")
 

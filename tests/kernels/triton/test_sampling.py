@@ -20,7 +20,7 @@ from minivllm_kernels.triton import sampling
 from minivllm_kernels.triton.sampling import sample, sample_rows, sample_with_cuts
 
 FAST = 64  # marks a pass: fewer passes, which is what the interpreter's time goes into
-ROUNDING = (1e-6, 1e-9, 1e-12)  # so far float32 may move the border between two tokens, or the end of those of no weight
+ROUNDING = tuple(10.0**-digits for digits in range(6, 17, 2))  # of float32 at a border, of no weight at the ends
 LEAST_WEIGHT = 2.0**-42  # of the most likely token: what has less is never drawn
 
 
