@@ -37,7 +37,7 @@ class Contestant:
     """An engine in one format: the script that runs it, by which Python, on which file.
 
     Attributes:
-        options: further settings of this project's engine, each ``KEY=VALUE``.
+        options: further settings that its script knows, each ``KEY=VALUE``.
     """
 
     engine: str

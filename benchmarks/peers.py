@@ -17,6 +17,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from contest import Contestant, Heat, compare, run_heats
 from op_timing import report_path
@@ -68,6 +69,9 @@ def _heats(options: argparse.Namespace) -> Iterator[Heat]:
             peer = Contestant(engine, name, python, f"run_{engine.replace('.', '_')}.py", model, options.dummy)
             modes = options.exact if name in SIXTEEN_BITS else options.quantized
             yield Heat(peer, tuple(_ours(mode, further, options) for mode in modes for further in _with_and_without(options)))
+            if engine == "openvino" and options.openvino_lookup:
+                guessing = replace(peer, options=(f"prompt_lookup={options.openvino_lookup}",))
+                yield Heat(guessing, tuple(_ours(mode, (), options) for mode in modes))
 
 
 def _with_and_without(options: argparse.Namespace) -> list[tuple[str, ...]]:
@@ -91,6 +95,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--exact", choices=("bfloat16", "float32"), help="against 16-bit peers; default bfloat16", **several)
     parser.add_argument("--quantized", choices=("int8", "int4"), help="against 4- and 8-bit peers; default int8", **several)
     parser.add_argument("--ours-option", metavar="KEY=VALUE", type=_option, help="engine setting of a further run", **several)
+    parser.add_argument("--openvino-lookup", type=_count, metavar="N", help="OpenVINO also with prompt lookup of N tokens")
     parser.add_argument("--scenario", choices=SCENARIOS, help="default: both", **several)
     parser.add_argument("--n", type=_count, help="prompts at once; default 1 8 32", **several)
     parser.add_argument("--prefill", type=int, default=512, help="length of the prompt that times prefill; 0: none")

@@ -41,7 +41,7 @@ def contest(open_engine: Callable[[argparse.Namespace, dict[str, Any]], Engine],
     parser.add_argument("--model", required=True, help="what this engine loads")
     parser.add_argument("--format", required=True, help="of the weights, as the peer calls it")
     parser.add_argument("--dummy", action="store_true", help="random weights of this shape")
-    parser.add_argument("--option", action="append", default=[], help="KEY=VALUE, a further setting; this project's engine only")
+    parser.add_argument("--option", action="append", default=[], help="KEY=VALUE, a further setting")
     parser.add_argument("--job", required=True, type=Path, help="JSON file")
     options = parser.parse_args()
     job = json.loads(options.job.read_text())

@@ -109,6 +109,14 @@ def test_an_option_of_ours_is_measured_beside_the_mode_without_it(peers: Any) ->
     assert heat.peer.options == ()
 
 
+def test_a_peer_that_guesses_is_a_contestant_of_its_own(peers: Any) -> None:
+    options = ["--openvino", "ov", "--formats", "Q4_0", "--openvino-lookup", "5", "--ours-option", "num_speculative_tokens=0"]
+    plain, guessing = peers._heats(peers._parse(["m", *options]))
+    assert (plain.peer.name, guessing.peer.name) == ("openvino Q4_0", "openvino Q4_0 prompt_lookup=5")
+    assert [ours.mode for ours in plain.ours] == ["int8", "int8 num_speculative_tokens=0"]
+    assert [ours.mode for ours in guessing.ours] == ["int8"]  # who does not guess is not compared with who does
+
+
 PEER = """
 import json, sys
 job = json.loads(open(sys.argv[sys.argv.index("--job") + 1]).read())
