@@ -6,6 +6,9 @@ the system chooses. Used on the thread that runs the model, except :meth:`Proces
 """
 
 import datetime
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +19,16 @@ from torch import Tensor
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.parallel.context import LostPeerError
 
-__all__ = ["ProcessGroup", "backend_for", "refuse_without_backend"]
+__all__ = ["PATIENCE", "ProcessGroup", "backend_for", "refuse_without_backend"]
 
 _c10d: Any = dist  # torch's stubs know neither all of its classes nor the options that they have had since 2.5
 
 # A rank that is alive but stands still fails the others after this time. Loading is not waited for in a collective.
 PATIENCE = datetime.timedelta(minutes=5)
 LOOPBACK = "127.0.0.1"
+# By default a lost peer has nccl's watchdogs end the process, which here is the user's own. 2: the communicator is aborted, and
+# whoever waits goes on to fail.
+NCCL_SETTINGS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 
 def backend_for(device: torch.device) -> str:
@@ -102,4 +108,20 @@ def _gloo(store: Any, rank: int, size: int) -> Any:
 def _nccl(store: Any, rank: int, size: int) -> Any:
     options = _c10d.ProcessGroupNCCL.Options()
     options._timeout = PATIENCE
-    return _c10d.ProcessGroupNCCL(store, rank, size, options)
+    with _environment(NCCL_SETTINGS):
+        return _c10d.ProcessGroupNCCL(store, rank, size, options)
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """With these variables, which are read by what is constructed inside; afterwards as it was."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -203,7 +203,10 @@ class Ranks:
         self._failed.set()
         logger.error("%s", self._failure)
         for function in functions:
-            function(self._failure)
+            try:
+                function(self._failure)
+            except Exception:  # of one of several: the others must hear of it all the same
+                logger.exception("the end of rank %d could not be passed on", one.rank)
 
 
 def _describe_end(one: _Rank, size: int) -> str:

@@ -4,6 +4,7 @@ Every rank computes the same batch on its part of the model; what comes after th
 structured output, embeddings) happens here alone. Called on the engine thread.
 """
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,8 @@ import torch
 from minivllm_kernels.dispatch import using
 from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.errors import RankFailedError
+from minivllm_plugin.parallel.context import LostPeerError
+from minivllm_plugin.parallel.groups import PATIENCE
 from minivllm_plugin.parallel.messages import encode_layout
 
 if TYPE_CHECKING:
@@ -81,11 +84,14 @@ class TensorParallelRunner:
         if self._is_out_of_step:
             raise RankFailedError("an earlier step failed, so the ranks may be at different places in it; make a new engine")
         with self._ranks.explained(), using(self._local.backends):
+            began = time.monotonic()
             layout = self._local.lay_out(seqs)
             self._is_out_of_step = True
             self._ranks.broadcast(encode_layout(layout))
             hidden, inputs = self._local.forward(layout)
             tokens = self._local.choose(hidden, inputs, layout, seqs).wait()
+            if time.monotonic() - began > PATIENCE.total_seconds():  # nccl gives a rank up without a word, and goes on
+                raise LostPeerError(f"a step took longer than {PATIENCE}: another rank stands still")
             self._is_out_of_step = False
             return tokens
 
