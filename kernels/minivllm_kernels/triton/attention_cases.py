@@ -106,7 +106,7 @@ def _arguments(what: _Kind) -> dict[str, str]:
         **dict.fromkeys(("q", "out"), f"*{what.dtype}"),
         **dict.fromkeys(("k_cache", "v_cache"), f"*{what.cache}"),
         **dict.fromkeys(("query_starts", "lengths"), "*i32"),
-        "tables": "*i32" if what.dtype == "bf16" else "*i64",
+        "tables": "*i32",
         **dict.fromkeys(("q_row_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride"), "i32:16"),
         "table_stride": "i32",
         **dict.fromkeys(("score_scale", "v_scale"), "fp32"),

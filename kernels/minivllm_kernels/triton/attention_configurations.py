@@ -53,7 +53,9 @@ def prefill_tiles(capability: tuple[int, int], head_dim: int, element_bits: int,
         return (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 3), Tiles(64, 64, 4, 3))
     if head_dim <= 128:
         if major == 8:
-            return (Tiles(128, 32 if kv_bits == 8 else 64, 8, 3), Tiles(128, 32, 8, 4), Tiles(64, 32, 4, 3))
+            # Masked lanes and conversions take registers: half the keys where either is needed.
+            first = Tiles(128, 32, 8, 3) if kv_bits == 8 or head_dim < 128 else Tiles(128, 64, 8, 3)
+            return (first, Tiles(128, 32, 8, 4), Tiles(64, 32, 4, 3))
         return (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 3))
     if major == 8:
         return (Tiles(64, 32, 8, 2 if capability in SMALL_MEMORY else 3),)

@@ -82,7 +82,7 @@ def decode(inputs: AttentionInputs, rows: Tensor | None, num_sequences: int, spl
         splits.sums,
         splits.logs,
         rows,
-        metadata.block_tables,
+        inputs.tables,
         metadata.query_starts,
         metadata.lengths,
         *inputs.strides(),
@@ -172,12 +172,13 @@ def attention_decode_kernel(
     k_head = k_cache + kv_head.to(tl.int64) * kv_head_stride
     v_head = v_cache + kv_head.to(tl.int64) * kv_head_stride
     table = tables + sequence.to(tl.int64) * table_stride
-    out_row = (row * (KV_HEADS * GROUP) + head) * HEAD_DIM
+    out_offsets = (head * HEAD_DIM)[:, None] + d[None, :]
+    out += row * (KV_HEADS * GROUP * HEAD_DIM)
 
     size = _split_size(length, LEAST_SPLIT, MAX_SPLITS, BLOCK_N)
     splits = tl.cdiv(length, size)
     if (splits == 0) & (tl.program_id(1) == 0):
-        tl.store(out + out_row[:, None] + d[None, :], tl.zeros([BLOCK_M, BLOCK_D], out.dtype.element_ty), mask=mask)
+        tl.store(out + out_offsets, tl.zeros([BLOCK_M, BLOCK_D], out.dtype.element_ty), mask=mask)
     for split in tl.range(tl.program_id(1), splits, tl.num_programs(1), num_stages=1):
         start = split * size
         stop = tl.minimum(start + size, length)
@@ -191,7 +192,7 @@ def attention_decode_kernel(
         )  # fmt: skip
         acc = acc * (v_scale / row_sum)[:, None]
         if sums is None or splits == 1:
-            tl.store(out + out_row[:, None] + d[None, :], acc.to(out.dtype.element_ty), mask=mask)
+            tl.store(out + out_offsets, acc.to(out.dtype.element_ty), mask=mask)
         else:
             place = (index.to(tl.int64) * (KV_HEADS * GROUP) + head) * MAX_SPLITS + split
             tl.store(sums + place[:, None] * HEAD_DIM + d[None, :], acc, mask=mask)

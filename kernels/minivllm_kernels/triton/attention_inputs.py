@@ -19,6 +19,7 @@ from minivllm_kernels.triton.launch import FLOATS, check_floats, check_rows, nex
 __all__ = ["MAX_HEAD_DIM", "AttentionInputs", "unsupported"]
 
 MAX_HEAD_DIM = 256
+TABLES = "triton.block_tables"  # in the scratch of a pass
 CPU_CAPABILITY = (8, 0)  # whose configurations the interpreter runs
 
 
@@ -28,6 +29,7 @@ class AttentionInputs:
 
     Attributes:
         keys, values: the caches as a kernel takes them: 8-bit floats as bytes, which ``kind`` says how to read.
+        tables: the block tables in int32, which halves the registers of a lookup. No pool has 2 ** 31 blocks.
         score_scale: what a product of a query and a key as stored is multiplied by to be a power of two.
         v_scale: what the sum of values as stored is multiplied by.
         capability: of the card, major and minor.
@@ -38,6 +40,7 @@ class AttentionInputs:
     values: Tensor
     out: Tensor
     metadata: AttentionMetadata
+    tables: Tensor
     kind: str
     score_scale: float
     v_scale: float
@@ -89,6 +92,7 @@ class AttentionInputs:
             values=as_stored(op, v_cache)[0],
             out=torch.empty(q.shape, dtype=q.dtype, device=q.device),
             metadata=metadata,
+            tables=_block_tables(metadata),
             kind=kind,
             score_scale=scale * k_scale * math.log2(math.e),
             v_scale=v_scale,
@@ -121,7 +125,7 @@ class AttentionInputs:
 
     def strides(self) -> tuple[int, ...]:
         """Of q's rows and heads; of the caches' blocks, slots and heads; of the block tables' rows."""
-        return (*self.q.stride()[:2], *self.keys.stride()[:3], self.metadata.block_tables.stride(0))
+        return (*self.q.stride()[:2], *self.keys.stride()[:3], self.tables.stride(0))
 
     def constants(self) -> dict[str, Any]:
         """The constexpr arguments that do not depend on a configuration."""
@@ -133,6 +137,15 @@ class AttentionInputs:
             "FORMAT": self.kind,
             "BLOCK_D": max(next_power_of_2(self.q.shape[2]), 16),
         }
+
+
+def _block_tables(metadata: AttentionMetadata) -> Tensor:
+    if metadata.block_tables.dtype == torch.int32:
+        return metadata.block_tables
+    tables: Tensor | None = metadata.scratch.get(TABLES)
+    if tables is None:
+        tables = metadata.scratch[TABLES] = metadata.block_tables.to(torch.int32)
+    return tables
 
 
 def unsupported(geometry: AttentionGeometry) -> str | None:

@@ -50,7 +50,7 @@ def prefill(inputs: AttentionInputs, table: Tensor, tiles: Tiles) -> None:
         inputs.values,
         inputs.out,
         table,
-        metadata.block_tables,
+        inputs.tables,
         metadata.query_starts,
         metadata.lengths,
         *inputs.strides(),
@@ -112,10 +112,11 @@ def attention_prefill_kernel(
     token = first + m // HEADS
     member = part * HEADS + m % HEADS  # of the group
     live = (m // HEADS < TOKENS) & (token < count) & (member < GROUP)
-    row = (start + token).to(tl.int64)
+    row = (start + first).to(tl.int64)  # the tile's first: within a tile 32 bits are enough
     head = kv_head * GROUP + member
     mask = live[:, None] & (d < HEAD_DIM)[None, :]
-    query = load_queries(q + (row * q_row_stride + head * q_head_stride)[:, None] + d[None, :], mask, FORMAT)
+    query_offsets = (m // HEADS * q_row_stride + head * q_head_stride)[:, None] + d[None, :]
+    query = load_queries(q + row * q_row_stride + query_offsets, mask, FORMAT)
 
     k_head = k_cache + kv_head.to(tl.int64) * kv_head_stride
     v_head = v_cache + kv_head.to(tl.int64) * kv_head_stride
@@ -138,5 +139,5 @@ def attention_prefill_kernel(
         True, BLOCK_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, FORMAT, 2,
     )  # fmt: skip
     acc = acc * (v_scale / row_sum)[:, None]
-    out_row = (row * (KV_HEADS * GROUP) + head) * HEAD_DIM
-    tl.store(out + out_row[:, None] + d[None, :], acc.to(out.dtype.element_ty), mask=mask)
+    out_offsets = ((m // HEADS * (KV_HEADS * GROUP) + head) * HEAD_DIM)[:, None] + d[None, :]
+    tl.store(out + row * (KV_HEADS * GROUP * HEAD_DIM) + out_offsets, acc.to(out.dtype.element_ty), mask=mask)

@@ -80,11 +80,13 @@ def _batch(inputs: AttentionInputs, query_lens: Sequence[int], seq_lens: Sequenc
     device = inputs.q.device
     caches = [torch.zeros((blocks, *inputs.keys.shape[1:]), dtype=inputs.keys.dtype, device=device) for _ in range(2)]
     q = torch.zeros((sum(query_lens), *inputs.q.shape[1:]), dtype=inputs.q.dtype, device=device)
+    metadata = AttentionMetadata.build(query_lens, seq_lens, tables, size, device)
     return replace(
         inputs,
         q=q,
         keys=caches[0],
         values=caches[1],
         out=torch.empty_like(q),
-        metadata=AttentionMetadata.build(query_lens, seq_lens, tables, size, device),
+        metadata=metadata,
+        tables=metadata.block_tables.to(torch.int32),
     )
