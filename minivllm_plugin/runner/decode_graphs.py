@@ -174,20 +174,16 @@ class DecodeGraphs:
         return self._parallel.all_reduce(num_failed).item() == 0.0
 
     def _capture(self, body: Callable[[int], None], size: int) -> Graph:
+        # Between two launches nothing is lost by this: the part that reads a buffer runs after the trial of the part that writes
+        # it, and a batch fills in its inputs when its graph is there.
         buffers = self.buffers
-        # A capture comes between two launches: what the earlier one left for the later one must outlive the trial.
-        kept = buffers.last_tokens.clone(), self._hidden.clone()
-        try:
-            buffers.pad(size, min(WARM_UP_LENGTH, buffers.width * self._cache.block_size))
-            body(size)  # compiles and tunes kernels, makes workspaces: none of that can be recorded
-            buffers.pad(size)
-            if self._pool is None:
-                self._pool = self._api.pool()
-            with self._api.capture(self._pool) as graph:
-                body(size)
-        finally:
-            buffers.last_tokens.copy_(kept[0])
-            self._hidden.copy_(kept[1])
+        buffers.pad(size, min(WARM_UP_LENGTH, buffers.width * self._cache.block_size))
+        body(size)  # compiles and tunes kernels, makes workspaces: none of that can be recorded
+        buffers.pad(size)
+        if self._pool is None:
+            self._pool = self._api.pool()
+        with self._api.capture(self._pool) as graph:
+            body(size)
         return graph
 
     def _forward(self, size: int) -> None:

@@ -114,6 +114,20 @@ def test_a_step_without_prompts_is_replayed_and_one_with_them_is_not(llama: Load
     assert expected == {"eager": 2, "replayed": 6}
 
 
+def test_a_piece_of_one_prompt_token_is_no_decode(llama: LoadedModel) -> None:
+    """One row a sequence, but not one token: beside a decoding sequence, the third token of a prompt of five."""
+    runner = graph_runner(llama, Pool(), RecordingGraphApi())
+    decoding, prompt = make_sequence([5, 6, 7], [3]), make_sequence([8, 9, 10, 11, 12], [5, 1])
+    prompt.num_scheduled_tokens = 2
+    first = runner.run([decoding, prompt], True)
+    advance([decoding], first[:1])
+    prompt.num_computed_tokens, prompt.num_scheduled_tokens = 2, 1
+    assert runner.run([decoding, prompt], True)[0] == alone(llama, decoding)
+    prompt.num_computed_tokens, prompt.num_scheduled_tokens = 3, 2
+    assert runner.run([prompt], True) == [alone(llama, make_sequence([8, 9, 10, 11, 12], [0]))]
+    assert (runner.counts.eager_steps, runner.counts.graph_replays) == ({PROMPT: 3}, 0)
+
+
 def test_full_capture_comes_first_and_largest_first(llama: LoadedModel) -> None:
     pool, api = Pool(), RecordingGraphApi()
     runner = graph_runner(llama, pool, api, cuda_graphs="full")
