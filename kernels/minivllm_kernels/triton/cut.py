@@ -73,7 +73,7 @@ def least_key(
     """The least key, out of (low, high], above which the tokens weigh (or, COUNT, are) less than ``need``.
 
     Holds on to: what is above ``low`` is enough, what is above ``high`` is not. A pass divides the range by WAYS marks, and draws
-    it in to the keys that there are: half a dozen passes for any distribution, since few tokens are left after three.
+    it in to the keys that there are: five passes over a list of some hundred tokens, nine over a flat row of 151,936.
     """
     while high - low > 1:
         step = (high - low + WAYS) // (WAYS + 1)
