@@ -37,7 +37,7 @@ class Desk:
         self.host.close()
 
     def send(self, text: str, session: str = "s") -> AsyncGenerator[Any, None]:
-        return self.chat.send(text, SYSTEM, *SAMPLING, _request(session))
+        return self.chat.send(_request(session), text, SYSTEM, *SAMPLING)
 
     @property
     def header(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, NamedTuple
 
 import gradio as gr
 
@@ -27,24 +27,15 @@ Update = tuple[Any, Any, Any]
 
 
 class Chat:
-    """What the widgets' events do. One for all tabs."""
+    """What the widgets' events do. One for all tabs. Gradio gives ``event`` and ``request`` by their types; ``settings`` are the
+    values of the widgets that :func:`_settings` names."""
 
     def __init__(self, host: EngineHost, recorder: Recorder, conversations: Conversations) -> None:
         self._host = host
         self._recorder = recorder
         self._conversations = conversations
 
-    async def send(
-        self,
-        text: str,
-        system: str,
-        max_tokens: float,
-        temperature: float,
-        top_p: float,
-        top_k: float,
-        seed: str,
-        request: gr.Request,
-    ) -> AsyncGenerator[Update, None]:
+    async def send(self, request: gr.Request, text: str, *settings: Any) -> AsyncGenerator[Update, None]:
         conversation = self._of(request)
         if conversation.running is not None and conversation.running.is_stopping:  # stop, clear: then send at once
             await self._stop(conversation)
@@ -52,44 +43,20 @@ class Chat:
             yield gr.skip(), gr.skip(), gr.skip()
             return
         conversation.turns.append(Turn(text))
-        async with contextlib.aclosing(
-            self._answer(conversation, system, _sampling(max_tokens, temperature, top_p, top_k, seed))
-        ) as updates:
+        async with contextlib.aclosing(self._answer(conversation, _settings(*settings))) as updates:
             async for update in updates:
                 yield update
 
-    async def retry(
-        self,
-        system: str,
-        max_tokens: float,
-        temperature: float,
-        top_p: float,
-        top_k: float,
-        seed: str,
-        event: gr.RetryData,
-        request: gr.Request,
-    ) -> AsyncGenerator[Update, None]:
-        async with contextlib.aclosing(
-            self._again(self._of(request), event.index, None, system, _sampling(max_tokens, temperature, top_p, top_k, seed))
-        ) as updates:
+    async def retry(self, event: gr.RetryData, request: gr.Request, *settings: Any) -> AsyncGenerator[Update, None]:
+        again = self._again(self._of(request), event.index, None, _settings(*settings))
+        async with contextlib.aclosing(again) as updates:
             async for update in updates:
                 yield update
 
-    async def edit(
-        self,
-        system: str,
-        max_tokens: float,
-        temperature: float,
-        top_p: float,
-        top_k: float,
-        seed: str,
-        event: gr.EditData,
-        request: gr.Request,
-    ) -> AsyncGenerator[Update, None]:
+    async def edit(self, event: gr.EditData, request: gr.Request, *settings: Any) -> AsyncGenerator[Update, None]:
         text = without_fence(event.value if isinstance(event.value, str) else event.value[0]["text"])
-        async with contextlib.aclosing(
-            self._again(self._of(request), event.index, text, system, _sampling(max_tokens, temperature, top_p, top_k, seed))
-        ) as updates:
+        again = self._again(self._of(request), event.index, text, _settings(*settings))
+        async with contextlib.aclosing(again) as updates:
             async for update in updates:
                 yield update
 
@@ -115,26 +82,26 @@ class Chat:
         return self._conversations.of(str(request.session_hash))
 
     async def _again(
-        self, conversation: Conversation, index: Any, text: str | None, system: str, sampling: Sampling
+        self, conversation: Conversation, index: Any, text: str | None, settings: "_Settings"
     ) -> AsyncGenerator[Update, None]:
         turn = await self._drop(conversation, index)
         if turn is None or conversation.running is not None:
             yield shown_messages(conversation.turns)[0], gr.skip(), gr.skip()
             return
         conversation.turns.append(Turn(turn.question if text is None else text))
-        async with contextlib.aclosing(self._answer(conversation, system, sampling)) as updates:
+        async with contextlib.aclosing(self._answer(conversation, settings)) as updates:
             async for update in updates:
                 yield update
 
-    async def _answer(self, conversation: Conversation, system: str, sampling: Sampling) -> AsyncGenerator[Update, None]:
+    async def _answer(self, conversation: Conversation, settings: "_Settings") -> AsyncGenerator[Update, None]:
         """Answer the last turn; the first update empties the box and tells the panel who we are."""
         answering = Answering(
             self._host,
             self._recorder,
             conversation.next_request_id(),
-            conversation.messages(system),
+            conversation.messages(settings.system),
             conversation.turns[-1],
-            sampling,
+            settings.sampling,
         )
         conversation.running = answering
         try:
@@ -161,6 +128,12 @@ class Chat:
             await asyncio.sleep(0.02)
 
 
-def _sampling(max_tokens: float, temperature: float, top_p: float, top_k: float, seed: str) -> Sampling:
-    number = seed.strip()
-    return Sampling(int(max_tokens), float(temperature), float(top_p), int(top_k), int(number) if number.isdecimal() else None)
+class _Settings(NamedTuple):
+    system: str
+    sampling: Sampling
+
+
+def _settings(system: str, max_tokens: float, temperature: float, top_p: float, top_k: float, seed: str) -> _Settings:
+    """The page's widgets, in the order in which the events name them."""
+    number = int(seed) if seed.strip().isdecimal() else None
+    return _Settings(system, Sampling(int(max_tokens), float(temperature), float(top_p), int(top_k), number))
