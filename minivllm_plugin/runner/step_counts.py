@@ -38,9 +38,7 @@ class StepCounts:
         """Say once why something runs op by op."""
         if reason not in self._told:
             self._told.add(reason)
-            logger.warning(
-                "decode steps run without a CUDA graph, or with a part of them outside it, which is slower: %s", reason
-            )
+            logger.warning("decode steps run without CUDA graphs, or a part of them does, which is slower: %s", reason)
 
     @property
     def eager_steps(self) -> dict[str, int]:
