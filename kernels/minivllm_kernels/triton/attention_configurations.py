@@ -43,7 +43,7 @@ class Tiles:
 def prefill_tiles(capability: tuple[int, int], head_dim: int, element_bits: int, kv_bits: int) -> tuple[Tiles, ...]:
     """Configurations for heads of ``head_dim`` and queries and keys of so many bits."""
     if element_bits == 32 and kv_bits == 32:
-        return (Tiles(32, 32, 8, 2) if head_dim <= 64 else Tiles(32, 16, 8, 2) if head_dim <= 128 else Tiles(16, 32, 8, 2),)
+        return (Tiles(32, 32, 8, 2) if head_dim <= 64 else Tiles(32, 16, 8, 2) if head_dim <= 128 else Tiles(16, 16, 8, 2),)
     if element_bits == 32:
         return (Tiles(32, 32, 8, 2) if head_dim <= 64 else Tiles(16, 16, 8, 2),)
     major = capability[0] if capability not in SMALL_MEMORY else 8
