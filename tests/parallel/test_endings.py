@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_processes import has_ended, is_gone, rank_processes
 from tiny_checkpoints import tiny_checkpoint
 from waiting import wait_until
 
@@ -27,36 +29,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_checkpoint(tmp_path_factory.mktemp("model"), "Llama")[0])
 
 
+@pytest.fixture(autouse=True)
+def _own_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this test and the programs that it starts: others may run engines at the same time."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
 @pytest.fixture
 def name(model: str) -> Iterator[str]:
     yield model
     registry.close(model)
 
 
-def children(pid: int | str = "self") -> list[int]:
-    """Ranks that process ``pid`` has started."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (task / "children").read_text().split())
-    return [pid for pid in found if b"parallel.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
-def is_gone(pid: int) -> bool:
-    """Ended, and no zombie of ours."""
-    return not Path(f"/proc/{pid}").exists()
-
-
-def has_ended(pid: int) -> bool:
-    """Ended, though whoever adopted it may not have noticed."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 def rendezvous_directories() -> set[Path]:
-    import tempfile
-
     return set(Path(tempfile.gettempdir()).glob("minivllm-ranks-*"))
 
 
@@ -65,10 +51,9 @@ def rank_threads() -> list[str]:
 
 
 def test_a_killed_rank_fails_all_and_the_next_call_starts_afresh(name: str) -> None:
-    before = rendezvous_directories()
     first = registry.get_llm(name, **OPTIONS)
     expected = first.generate([[5, 9, 11]], SHORT, use_tqdm=False)[0].outputs[0].token_ids
-    [pid] = children()
+    [pid] = rank_processes()
     os.kill(pid, signal.SIGKILL)  # between two requests: nobody is in a step who could notice
     wait_until(lambda: not first.is_healthy)
     wait_until(lambda: is_gone(pid))
@@ -78,7 +63,7 @@ def test_a_killed_rank_fails_all_and_the_next_call_starts_afresh(name: str) -> N
     second = registry.get_llm(name, **OPTIONS)
     assert second is not first
     assert second.generate([[5, 9, 11]], SHORT, use_tqdm=False)[0].outputs[0].token_ids == expected
-    [pid] = children()
+    [pid] = rank_processes()
     streams = [second.stream([5, 9, 11 + number], LONG) for number in range(3)]
     for stream in streams:
         next(stream)  # in the middle of steps now
@@ -94,13 +79,13 @@ def test_a_killed_rank_fails_all_and_the_next_call_starts_afresh(name: str) -> N
     second.close()
     assert is_gone(pid)
     assert rank_threads() == []
-    assert rendezvous_directories() == before
+    assert rendezvous_directories() == set()
 
 
 def test_the_last_words_of_a_rank_are_told(model: str) -> None:
     """A rank that native code ends says where it was."""
     with LLM(model, **OPTIONS) as llm:
-        [pid] = children()
+        [pid] = rank_processes()
         os.kill(pid, signal.SIGABRT)
         wait_until(lambda: not llm.is_healthy)
         with pytest.raises(EngineDeadError) as caught:
@@ -110,7 +95,7 @@ def test_the_last_words_of_a_rank_are_told(model: str) -> None:
     assert "Fatal Python error: Aborted" in message
 
 
-def start_program(model: str, *arguments: str) -> tuple["subprocess.Popen[str]", list[int]]:
+def start_program(model: str, *arguments: str) -> tuple["subprocess.Popen[str]", set[int]]:
     """The program, once it has generated, and its ranks."""
     program = subprocess.Popen(
         [sys.executable, str(ROOT / "support" / "hold_ranks.py"), model, *arguments],
@@ -120,7 +105,7 @@ def start_program(model: str, *arguments: str) -> tuple["subprocess.Popen[str]",
     )
     assert program.stdout is not None
     assert len(program.stdout.readline().split()) == 3
-    return program, children(program.pid)
+    return program, rank_processes(program.pid)
 
 
 def stop(program: "subprocess.Popen[str]") -> None:
@@ -131,20 +116,18 @@ def stop(program: "subprocess.Popen[str]") -> None:
 
 
 def test_ranks_end_with_a_killed_rank_0(model: str) -> None:
-    before = rendezvous_directories()
     program, ranks = start_program(model)
     assert len(ranks) == 1
-    assert len(rendezvous_directories() - before) == 1
+    assert len(rendezvous_directories()) == 1
     program.kill()
     stop(program)
     wait_until(lambda: all(has_ended(pid) for pid in ranks))
-    wait_until(lambda: rendezvous_directories() == before)
+    wait_until(lambda: rendezvous_directories() == set())
 
 
 def test_ranks_end_with_a_program_that_closes_nothing(model: str) -> None:
-    before = rendezvous_directories()
     program, ranks = start_program(model, "leave")
     stop(program)
     assert program.returncode == 0
     assert all(has_ended(pid) for pid in ranks)
-    assert rendezvous_directories() == before
+    assert rendezvous_directories() == set()

@@ -3,10 +3,10 @@
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_processes import is_gone, rank_processes
 from tiny_checkpoints import tiny_checkpoint
 from waiting import wait_until
 
@@ -27,21 +27,6 @@ PARAMS = {
 }
 
 
-def is_alive(pid: int) -> bool:
-    """Whether there is such a process; a zombie is one."""
-    return Path(f"/proc/{pid}").exists()
-
-
-def rank_processes() -> set[int]:
-    """Children of this process that compute a part of a model."""
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            if b"minivllm_plugin.parallel.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.add(int(pid))
-    return found
-
-
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[LLM, LLM]]]:
     """Family -> (one process, two processes), all of them live at once."""
@@ -56,7 +41,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tupl
     for pair in found.values():
         for llm in pair:
             llm.close()
-    assert not any(is_alive(pid) for pid in started)
+    assert all(is_gone(pid) for pid in started)
 
 
 def run(llm: LLM, kind: str) -> list[RequestOutput]:
