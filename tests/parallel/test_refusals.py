@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from rank_processes import rank_processes
 from tiny_checkpoints import tiny_checkpoint
+from waiting import wait_until
 
 from minivllm_plugin import LLM
 from minivllm_plugin.config import EngineConfig
@@ -177,3 +179,9 @@ def test_the_engine_passes_on_what_a_rank_raises(directory: Path, monkeypatch: p
     with pytest.raises(UnsupportedModelError, match="rank 1: no such thing"):
         LLM(str(directory), tensor_parallel_size=2)
     assert found[0]._ranks[0].process.returncode is not None
+
+
+def test_a_refusal_after_the_ranks_have_started_leaves_none(directory: Path) -> None:
+    with pytest.raises(ConfigError, match="async_scheduling=True needs a runner"):
+        LLM(str(directory), tensor_parallel_size=2, async_scheduling=True)
+    wait_until(lambda: rank_processes() == set())
