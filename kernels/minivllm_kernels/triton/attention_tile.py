@@ -61,8 +61,8 @@ def attend(
     the first tile that is ever taken in. ``STAGES - 1`` tiles are on their way while one is computed.
     """
     d = tl.arange(0, BLOCK_D)
-    # Blocks are looked up one tile ahead, by hand: the compiler prefetches tiles whose addresses wait for another load of the
-    # same turn by one turn at most, however many stages it is given.
+    # Blocks are looked up one tile ahead, by hand: the compiler shares its stages among a load and those whose addresses wait
+    # for it, and with three or four stages asks for a tile only at the end of the turn before.
     n = start + tl.arange(0, BLOCK_N)
     block = tl.load(table + n // BLOCK_SIZE, mask=n < stop, other=0)
     for first in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
