@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from minivllm_kernels.dispatch import using
+from minivllm_plugin.engine.runner import RunnerAnswers
 from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.errors import RankFailedError
 from minivllm_plugin.parallel.context import LostPeerError
@@ -75,7 +76,7 @@ class TensorParallelRunner:
         self._local.processors = processors
 
     @torch.inference_mode()
-    def run(self, seqs: list[Sequence], is_prefill: bool) -> list[int]:
+    def run(self, seqs: list[Sequence], is_prefill: bool) -> RunnerAnswers:
         """One token per sequence; see :class:`minivllm_plugin.engine.llm_engine.Runner`.
 
         Raises:

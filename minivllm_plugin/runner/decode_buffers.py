@@ -152,9 +152,10 @@ class _HostDraws:
     """Draws on the host, on their way to the device."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        self._is_asynchronous = device.type == "cuda"
-        self._draws = DrawTensors.allocate(rows, "cpu", pinned=self._is_asynchronous)
-        self._done: Any = torch.cuda.Event() if self._is_asynchronous else None  # type: ignore[no-untyped-call]  # of torch
+        self._device = device
+        is_asynchronous = device.type == "cuda"
+        self._draws = DrawTensors.allocate(rows, "cpu", pinned=is_asynchronous)
+        self._done: Any = torch.cuda.Event() if is_asynchronous else None  # type: ignore[no-untyped-call]  # of torch
 
     def send(self, draws: list[TokenDraw], target: DrawTensors) -> None:
         if self._done is not None:
@@ -162,7 +163,7 @@ class _HostDraws:
         self._draws.fill(draws)
         target.copy_from(self._draws)
         if self._done is not None:
-            self._done.record()
+            self._done.record(torch.cuda.current_stream(self._device))
 
 
 def _write_tables(image: _HostImage, tables: list[list[int]]) -> None:

@@ -44,7 +44,7 @@ def choose_greedy(logits: Tensor) -> Tensor:
     in its peak.
     """
     best = kernels.argmax(logits)
-    return torch.where(torch.isfinite(logits.gather(1, best.unsqueeze(1)).squeeze(1)), best, FAILED_TOKEN)
+    return best.masked_fill(~torch.isfinite(logits.gather(1, best.unsqueeze(1)).squeeze(1)), FAILED_TOKEN)
 
 
 def draws_of(seqs: SequenceABC[Sequence]) -> list[TokenDraw]:

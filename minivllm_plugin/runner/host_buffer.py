@@ -4,13 +4,14 @@ A buffer knows whether its last copy is done; nobody writes over what is still b
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["ALIGNMENT", "HostBuffer", "Section", "pack"]
+__all__ = ["ALIGNMENT", "HostBuffer", "Section", "on_device", "pack"]
 
 ALIGNMENT = 64  # bytes: kernels load 16 at once from addresses that are known to be multiples of 16
 
@@ -33,6 +34,11 @@ class Section(NamedTuple):
         return memory[self.offset : self.end].view(self.dtype).view(self.shape)
 
 
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels of ours are launched on the thread's current CUDA device: make it ``device`` for a while."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def pack(parts: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> tuple[Section, ...]:
     """Places for tensors in one buffer, in the given order, each at a multiple of ``ALIGNMENT``."""
     sections: list[Section] = []
@@ -52,6 +58,7 @@ class HostBuffer:
     """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self._device = device
         self._is_asynchronous = device.type == "cuda"
         self.memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._is_asynchronous)
         self._done: Any = torch.cuda.Event() if self._is_asynchronous else None  # type: ignore[no-untyped-call]  # of torch
@@ -75,4 +82,4 @@ class HostBuffer:
 
     def _record(self) -> None:
         if self._done is not None:
-            self._done.record()
+            self._done.record(torch.cuda.current_stream(self._device))  # of that device: the thread's may be another

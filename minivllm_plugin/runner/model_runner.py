@@ -18,7 +18,8 @@ import minivllm_kernels as kernels
 from minivllm_kernels import AttentionGeometry
 from minivllm_kernels.dispatch import BackendTable, Choice, fitted, using
 from minivllm_plugin.config import EngineConfig
-from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
+from minivllm_plugin.engine.runner import RunnerAnswers
+from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.errors import ConfigError
 from minivllm_plugin.models.loader import LoadedModel
 from minivllm_plugin.runner.decode_graphs import DecodeGraphs
@@ -26,9 +27,11 @@ from minivllm_plugin.runner.device_inputs import BatchInputs, InputBuffers
 from minivllm_plugin.runner.device_sampler import choose, is_device_only
 from minivllm_plugin.runner.explaining import explain_choices, explain_steps
 from minivllm_plugin.runner.graphs import CudaGraphApi, GraphApi
+from minivllm_plugin.runner.host_buffer import on_device
 from minivllm_plugin.runner.kv_cache import CACHE_DTYPES, KVCache, plan_num_blocks
 from minivllm_plugin.runner.memory import CudaMemory, MemoryProbe
 from minivllm_plugin.runner.pending_tokens import PendingTokens, ResultBuffers
+from minivllm_plugin.runner.rows import IGNORED
 from minivllm_plugin.runner.runner_settings import RunnerSettings
 from minivllm_plugin.runner.sampler import sample
 from minivllm_plugin.runner.step_counts import GRAPHS_OFF, PROMPT, StepCounts
@@ -41,8 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["ModelRunner"]
 
 logger = logging.getLogger(__name__)
-
-IGNORED = 0  # what a sequence gets that was not computed to its end; the scheduler does not look at it
 
 
 class ModelRunner:
@@ -96,7 +97,8 @@ class ModelRunner:
         self._cache = self._graphs = None
         self._backends = self._fitted(block_size)
         try:
-            self._cache = self._allocate(num_blocks, block_size)
+            dtype = CACHE_DTYPES[self.cache_kind]
+            self._cache = KVCache.allocate(self.model.cache_config, num_blocks, block_size, dtype, self.device)
         except (RuntimeError, MemoryError) as error:
             raise ConfigError(
                 f"no memory for num_blocks={num_blocks} KV blocks of {block_size} tokens on {self.device}; "
@@ -129,7 +131,8 @@ class ModelRunner:
         measured = None
         if probe is not None and config.num_blocks is None and config.kv_cache_bytes is None:
             dtype, backends = CACHE_DTYPES[self.cache_kind], self._fitted(config.block_size)
-            plan = measure(self.model, config, dtype, backends, probe, has_graphs=self._has_graphs)
+            with on_device(self.device):
+                plan = measure(self.model, config, dtype, backends, probe, has_graphs=self._has_graphs)
             logger.info("memory of %s, %s", self.device, plan)
             measured = plan.pool
         return plan_num_blocks(config, self.model.cache_config, self.cache_kind, measured)
@@ -160,10 +163,6 @@ class ModelRunner:
     def _has_graphs(self) -> bool:
         return self._graph_api is not None and self.settings.cuda_graphs != "off"
 
-    def _allocate(self, num_blocks: int, block_size: int) -> KVCache:
-        dtype = CACHE_DTYPES[self.cache_kind]
-        return KVCache.allocate(self.model.cache_config, num_blocks, block_size, dtype, self.device)
-
     def _fitted(self, block_size: int) -> BackendTable:
         """The backends without those that cannot do this model and cache."""
         model, dtype = self.model, CACHE_DTYPES[self.cache_kind]
@@ -176,10 +175,10 @@ class ModelRunner:
     def capture_graphs(self) -> None:
         """With ``cuda_graphs="full"``, record the graphs of all batch sizes: a longer start, and no step that waits for it."""
         if self._graphs is not None and self.settings.cuda_graphs == "full":
-            with using(self._backends):
+            with on_device(self.device), using(self._backends):
                 self._graphs.capture_all()
 
-    def run(self, seqs: list[Sequence], is_prefill: bool) -> list[int]:
+    def run(self, seqs: list[Sequence], is_prefill: bool) -> RunnerAnswers:
         """One token per sequence; see :class:`minivllm_plugin.engine.llm_engine.Runner`."""
         return self.launch(seqs, is_prefill).wait()
 
@@ -194,7 +193,7 @@ class ModelRunner:
         A sequence with ``num_pending_tokens`` continues with the token that the preceding launch sampled for it. The result of
         one launch must be waited for before the next but one.
         """
-        with using(self._backends):
+        with on_device(self.device), using(self._backends):
             layout = self.lay_out(seqs)
             hidden, inputs = self.forward(layout)
             return self.choose(hidden, inputs, layout, seqs)
@@ -225,34 +224,26 @@ class ModelRunner:
     def choose(self, hidden: Tensor, inputs: BatchInputs, layout: StepLayout, seqs: list[Sequence]) -> PendingTokens:
         """Take from hidden states what the sequences want: embeddings, scores of their prompts, next tokens."""
         wanted = layout.wanted
-        tokens = [IGNORED] * len(seqs)
-        if wanted.pooled:
-            for index in wanted.take_embeddings(hidden.index_select(0, inputs.pooled_rows), seqs):
-                tokens[index] = FAILED_TOKEN
-        if not wanted.rows:
-            self._remember(None, [])
-            return PendingTokens(tokens)
-        if inputs.is_replayed and self._graphs is not None and self.can_launch(seqs):
-            replayed = self._graphs.choose(seqs)
-            if replayed is not None:
-                self._remember(replayed, seqs)
-                return self._results.receive(replayed, tokens, wanted.sampled)
-        logits = self.model.module.compute_logits(hidden.index_select(0, inputs.logit_rows))
-        logits = wanted.take_prompt_logprobs(logits, seqs)
+        self._remember(None, [])
         sampled = [seqs[index] for index in wanted.sampled]
-        if not sampled:
-            self._remember(None, [])
-            return PendingTokens(tokens)
-        if self.can_launch(sampled):
-            chosen = choose(logits, sampled)
+        if sampled and len(wanted.rows) == len(sampled) and not wanted.pooled and self.can_launch(sampled):
+            chosen = self._graphs.choose(sampled) if inputs.is_replayed and self._graphs is not None else None
+            if chosen is None:
+                chosen = choose(self._logits(hidden, inputs), sampled)
             self._remember(chosen, sampled)
-            return self._results.receive(chosen, tokens, wanted.sampled)
-        assert not any(seq.num_pending_tokens for seq in sampled), "can_launch() said that it needs the host's history"
-        known = sample(logits, sampled, self._end_token_ids, self.processors)
-        for index, token in zip(wanted.sampled, known, strict=True):
-            tokens[index] = token
-        self._remember(torch.tensor(known, device=self.device), sampled)
-        return PendingTokens(tokens)
+            return self._results.receive(chosen, [IGNORED] * len(seqs), wanted.sampled)
+        logits = self._logits(hidden, inputs) if wanted.rows else None
+        states = hidden.index_select(0, inputs.pooled_rows) if wanted.pooled else None
+        return PendingTokens(wanted.answers(logits, states, seqs, self._choose_on_the_host))
+
+    def _logits(self, hidden: Tensor, inputs: BatchInputs) -> Tensor:
+        return self.model.module.compute_logits(hidden.index_select(0, inputs.logit_rows))
+
+    def _choose_on_the_host(self, logits: Tensor, seqs: list[Sequence]) -> list[int]:
+        assert not any(seq.num_pending_tokens for seq in seqs), "can_launch() said that it needs the host's history"
+        known = sample(logits, seqs, self._end_token_ids, self.processors)
+        self._remember(torch.tensor(known, device=self.device), seqs)
+        return known
 
     def _remember(self, chosen: Tensor | None, sampled: list[Sequence]) -> None:
         """What a launch before this one's tokens are known will continue with."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from minivllm_plugin.engine.runner import RunnerAnswers
 from minivllm_plugin.runner.host_buffer import HostBuffer
 
 __all__ = ["PendingTokens", "ResultBuffers"]
@@ -23,7 +24,7 @@ class PendingTokens:
 
     def __init__(
         self,
-        tokens: list[int],
+        tokens: list[int | list[int]],
         places: Sequence[int] = (),
         buffer: HostBuffer | None = None,
         values: Tensor | None = None,
@@ -33,7 +34,7 @@ class PendingTokens:
         self._buffer = buffer
         self._values = values
 
-    def wait(self) -> list[int]:
+    def wait(self) -> RunnerAnswers:
         """One token a sequence, or ``FAILED_TOKEN``; the only wait for the device in a step. May be asked again."""
         if self._buffer is not None and self._values is not None:
             self._buffer.wait()
@@ -52,7 +53,7 @@ class ResultBuffers:
         self._users: list[PendingTokens | None] = [None, None]
         self._turn = 0
 
-    def receive(self, sampled: Tensor, tokens: list[int], places: Sequence[int]) -> PendingTokens:
+    def receive(self, sampled: Tensor, tokens: list[int | list[int]], places: Sequence[int]) -> PendingTokens:
         """Begin to fetch ``sampled``, int64 ``[len(places)]`` on the device, behind what computes it."""
         self._turn = 1 - self._turn
         user = self._users[self._turn]

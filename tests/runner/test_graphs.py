@@ -200,7 +200,7 @@ def advance(seqs: list[Sequence], tokens: Any) -> None:
         seq.num_scheduled_tokens = 1
 
 
-def alone(model: LoadedModel, seq: Sequence) -> int:
+def alone(model: LoadedModel, seq: Sequence) -> Any:
     """The greedy token after all of ``seq``, computed anew."""
     runner = graph_runner(model, Pool(), None, cuda_graphs="off")
     return runner.run([make_sequence(list(seq.token_ids), list(range(20)))], True)[0]
