@@ -129,7 +129,7 @@ def test_one_that_only_chooses_tokens_leaves_whole_steps_to_the_compiled_kernels
     plain = answer(model)[1]
     tokens, kernels = answer(model, Plugin(types.SimpleNamespace(argmax=argmax), before="cpu"))
     assert (tokens, kernels) == ([42] * 6, plain)
-    assert calls == [1] * 6
+    assert calls == [1, 1, 4]  # the last four are guessed by prompt lookup, and come true together
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,9 @@ class CpuDecoder:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._library = library or kernel_library()
-        self._caches = [_allocate_cache(geometry, num_blocks, block_size, cache_kind) for _ in weights.layers]
+        self._pool, self._caches = _allocate_pool(geometry, len(weights.layers), num_blocks, block_size, cache_kind)
+        for part in self._pool:
+            self._library.minivllm_large_pages(part.data_ptr(), part.nbytes)
         layers = (Layer * len(weights.layers))(*map(_layer_struct, weights.layers, self._caches))
         self._kept = (weights, cos_sin, layers)  # the library holds addresses into these
         model = Model(
@@ -166,6 +168,7 @@ class CpuDecoder:
             cache_kind=KINDS[cache_kind],
             eps=geometry.eps,
             threads=threads,
+            block_rows=_block_rows(geometry, len(weights.layers), block_size),
         )
         self._head_channels = weights.head.channels
         self._handle: int | None = self._library.minivllm_decoder_new(ctypes.byref(model))
@@ -174,7 +177,7 @@ class CpuDecoder:
 
     @property
     def cache_bytes(self) -> int:
-        return sum(part.nbytes for cache in self._caches for part in cache if part is not None)
+        return sum(part.nbytes for part in self._pool)
 
     def forward(
         self,
@@ -257,11 +260,27 @@ class CpuDecoder:
 CachePart = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
-def _allocate_cache(geometry: DecoderGeometry, num_blocks: int, block_size: int, kind: str) -> CachePart:
-    dtype = torch.int8 if kind == "int8" else DTYPES[kind]
-    slots = num_blocks * geometry.num_kv_heads * block_size
-    k, v = (torch.empty(slots * geometry.head_dim, dtype=dtype) for _ in range(2))
-    return (k, v, torch.empty(slots), torch.empty(slots)) if kind == "int8" else (k, v, None, None)
+def _block_rows(geometry: DecoderGeometry, num_layers: int, block_size: int) -> int:
+    """Rows of ``head_dim`` of one block: keys and values of all layers."""
+    return num_layers * 2 * geometry.num_kv_heads * block_size
+
+
+def _allocate_pool(
+    geometry: DecoderGeometry, num_layers: int, num_blocks: int, block_size: int, kind: str
+) -> tuple[list[Tensor], list[CachePart]]:
+    """The memory, and the parts of it that belong to each layer: keys, values, and for int8 their scales.
+
+    A block of all layers lies together, so that what is in use fills few pages and large pages waste nothing.
+    """
+    shape = (num_blocks, num_layers, 2, geometry.num_kv_heads * block_size)
+    pool = torch.empty(*shape, geometry.head_dim, dtype=torch.int8 if kind == "int8" else DTYPES[kind])
+    if kind != "int8":
+        return [pool], [(pool[:, layer, 0], pool[:, layer, 1], None, None) for layer in range(num_layers)]
+    scales = torch.empty(shape)
+    parts: list[CachePart] = [
+        (pool[:, layer, 0], pool[:, layer, 1], scales[:, layer, 0], scales[:, layer, 1]) for layer in range(num_layers)
+    ]
+    return [pool, scales], parts
 
 
 def _layer_struct(weights: LayerWeights, cache: CachePart) -> Layer:

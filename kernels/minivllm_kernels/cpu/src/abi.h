@@ -15,7 +15,7 @@ struct Model {
   const float *cos_sin;  // [positions][head_dim]: cosines, then sines
   int32_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, block_size, cache_kind;
   float eps;
-  int32_t threads;
+  int32_t threads, block_rows, pad;
 };
 struct Batch {
   int32_t sequences, tokens, sampled, table_width;
@@ -38,6 +38,7 @@ void minivllm_argmax(const float *x, int rows, int size, size_t stride, int64_t 
 void minivllm_sample(const float *x, int rows, int size, size_t stride, const Draw *draws, int64_t *tokens, int threads);
 void minivllm_linear(const Matrix *w, const float *x, int rows, int size, float *y, int end, int threads);
 void *minivllm_decoder_new(const Model *model);
+void minivllm_large_pages(void *begin, size_t bytes);
 void minivllm_decoder_free(void *decoder);
 void minivllm_decoder_seconds(void *decoder, double *of_pieces);
 int minivllm_decoder_run(void *decoder, const Batch *batch);

@@ -1,6 +1,6 @@
 // Causal attention over a paged cache, for decoding rows and for prompts, in one arithmetic.
 //
-// Cache of one layer, per block and KV head: K transposed in groups of 16 tokens, [block][head][size/16][D][16], so that one load
+// Cache of one layer, per block and KV head, other layers' blocks between two of its own: K transposed in groups of 16 tokens, [block][head][size/16][D][16], so that one load
 // brings one coordinate of 16 keys; V [block][head][size][D]. Elements float, bf16, or int8 with one float scale per token and
 // head, [block][head][size]. Of bf16, what is summed lies in pairs: K [block][head][size/16][D/2][16][2], V
 // [block][head][size/2][D][2]; queries and softmax weights are rounded to bf16, sums are floats. Block sizes that 16 does not
@@ -25,9 +25,10 @@ struct Cache {  // one layer; mirrored by ctypes
 
 struct Geometry {
   int heads, kv_heads, head_dim, block_size, kind;  // kind of the cache elements
+  int block_rows;  // rows of head_dim from one block of a layer to the next: all layers' keys and values lie between them
   int group() const { return heads / kv_heads; }
   bool grouped() const { return block_size % 16 == 0; }
-  size_t row(int block, int head, int offset) const { return ((size_t)block * kv_heads + head) * block_size + offset; }
+  size_t row(int block, int head, int offset) const { return (size_t)block * block_rows + head * block_size + offset; }
 };
 
 static INLINE float peak_of(const float *x, int n) {  // NaN if one of them is: compared as integers, it is the largest

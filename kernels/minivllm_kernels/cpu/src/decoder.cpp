@@ -9,6 +9,7 @@
 #include <system_error>
 #include <vector>
 #include "abi.h"
+#include "memory.h"
 #include "threads.h"
 
 Pool pool;
@@ -43,7 +44,7 @@ enum Piece { EMBED, NORMS, QKV, ROTARY, ATTENTION, OUT, GATE_UP, DOWN, ROUNDING,
 
 class Decoder {
  public:
-  explicit Decoder(const Model &model) : m_(model), geometry_{model.heads, model.kv_heads, model.head_dim, model.block_size, model.cache_kind} {
+  explicit Decoder(const Model &model) : m_(model), geometry_{model.heads, model.kv_heads, model.head_dim, model.block_size, model.cache_kind, model.block_rows} {
     layers_.assign(model.layers, model.layers + model.num_layers);
     rooms_.resize(model.threads);
     for (auto &room : rooms_) room.resize(std::max(prompt_room(geometry_), (size_t)model.hidden));
@@ -80,9 +81,10 @@ class Decoder {
     const size_t rows = b.tokens;
     int widest = std::max(std::max(m_.hidden, m_.intermediate), m_.heads * m_.head_dim);
     for (const Layer &l : {layers_[0]}) widest = std::max(std::max(widest, l.qkv.depth), std::max(l.out.depth, l.down.depth));
-    grow(x_, rows * m_.hidden), grow(qkv_, rows * layers_[0].qkv.channels), grow(attended_, rows * m_.heads * m_.head_dim);
-    grow(activated_, rows * m_.intermediate);
-    grow(floats_, rows * widest), grow(bytes_, rows * widest), grow(scales_, rows * (widest / GROUP4 + 1)), grow(fixes_, rows * (widest / GROUP4 + 1));
+    const size_t groups = rows * (widest / GROUP4 + 1);
+    x_.grow(rows * m_.hidden), qkv_.grow(rows * layers_[0].qkv.channels), attended_.grow(rows * m_.heads * m_.head_dim);
+    activated_.grow(rows * m_.intermediate), floats_.grow(rows * widest), bytes_.grow(rows * widest);
+    scales_.grow(groups), fixes_.grow(groups);
     sequence_.resize(rows), position_.resize(rows);
     tasks_.clear(), tiles_.clear(), first_task_.clear(), single_.clear(), start_.clear();
     int row = 0;
@@ -104,18 +106,13 @@ class Decoder {
       row += fresh;
     }
     first_task_.push_back((int)tasks_.size());
-    grow(parts_, tasks_.size() * geometry_.group() * (m_.head_dim + 2));
+    parts_.grow(tasks_.size() * geometry_.group() * (m_.head_dim + 2));
     const int counters = (5 * m_.num_layers + 1) * m_.threads;
     if (!counters_) counters_ = std::make_unique<Counter[]>(counters);
     for (int i = 0; i < counters; i++) counters_[i].next.store(0, std::memory_order_relaxed);
   }
 
   Counter *counters_of(int stage) { return &counters_[stage * m_.threads]; }
-
-  template <class T>
-  static void grow(std::vector<T> &v, size_t size) {
-    if (v.size() < size) v.resize(size + size / 4);
-  }
 
   Rows rows() { return {floats_.data(), bytes_.data(), scales_.data(), fixes_.data()}; }
   void sync(int id, Piece done) {
@@ -299,9 +296,9 @@ class Decoder {
   Model m_;
   Geometry geometry_;
   std::vector<Layer> layers_;
-  std::vector<float> x_, qkv_, attended_, activated_, floats_, scales_, parts_;
-  std::vector<int8_t> bytes_;
-  std::vector<int32_t> fixes_;
+  Buffer<float> x_, qkv_, attended_, activated_, floats_, scales_, parts_;
+  Buffer<int8_t> bytes_;
+  Buffer<int32_t> fixes_;
   std::vector<std::vector<float>> rooms_;  // scratch of each thread
   std::vector<int> sequence_, position_;   // of each row
   std::vector<Task> tasks_;                // decoding rows: one per KV head and chunk of keys
@@ -372,6 +369,7 @@ void *minivllm_decoder_new(const Model *model) {  // null: no memory
     return nullptr;
   }
 }
+void minivllm_large_pages(void *begin, size_t bytes) { advise_large_pages(begin, bytes); }
 void minivllm_decoder_free(void *decoder) { delete (Decoder *)decoder; }
 void minivllm_decoder_seconds(void *decoder, double *of_pieces) { ((Decoder *)decoder)->seconds(of_pieces); }
 int minivllm_decoder_run(void *decoder, const Batch *batch) {  // 0, or 1: no memory, or 2: no thread

@@ -163,7 +163,11 @@ struct Network {
       if (bytes) for (uint8_t &byte : room) byte = (uint8_t)random.below(256);
       return (void *)room.data();
     };
-    const size_t slots = (size_t)BLOCKS * block_size * KV_HEADS;
+    const bool bytes = cache_kind == INT8;
+    const size_t rows = (size_t)block_size * KV_HEADS, block_rows = 2 * LAYERS * rows, element = bytes ? 1 : cache_kind == BFLOAT16 ? 2 : 4;
+    char *pool = (char *)poison(BLOCKS * block_rows * HEAD_DIM, bytes);
+    float *scales = bytes ? (float *)poison(BLOCKS * block_rows, false) : nullptr;
+    auto part = [&](int index) { return (void *)(pool + index * rows * HEAD_DIM * element); };
     for (int i = 0; i < LAYERS; i++) {
       Layer layer{};
       layer.qkv = matrix((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, true);
@@ -172,9 +176,8 @@ struct Network {
       layer.down = matrix(HIDDEN, INNER, true);
       layer.input_norm = vector(HIDDEN, 0.2f, 1.f), layer.post_norm = vector(HIDDEN, 0.2f, 1.f);
       if (i) layer.q_norm = vector(HEAD_DIM, 0.2f, 1.f), layer.k_norm = vector(HEAD_DIM, 0.2f, 1.f);
-      const bool bytes = cache_kind == INT8;
-      layer.cache = {poison(slots * HEAD_DIM, bytes), poison(slots * HEAD_DIM, bytes), nullptr, nullptr};
-      if (bytes) layer.cache.k_scale = (float *)poison(slots, false), layer.cache.v_scale = (float *)poison(slots, false);
+      layer.cache = {part(2 * i), part(2 * i + 1), nullptr, nullptr};
+      if (bytes) layer.cache.k_scale = scales + 2 * i * rows, layer.cache.v_scale = scales + (2 * i + 1) * rows;
       layers.push_back(layer);
     }
     model.layers = layers.data();
@@ -184,7 +187,7 @@ struct Network {
     model.cos_sin = vector((size_t)BLOCKS * block_size * HEAD_DIM, 1.f, 0.f);
     model.num_layers = LAYERS, model.hidden = HIDDEN, model.heads = HEADS, model.kv_heads = KV_HEADS;
     model.head_dim = HEAD_DIM, model.intermediate = INNER, model.block_size = block_size, model.cache_kind = cache_kind;
-    model.eps = 1e-5f, model.threads = 2;
+    model.eps = 1e-5f, model.threads = 2, model.block_rows = (int)block_rows;
   }
 };
 
