@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from graph_runs import GREEDY, PLAIN_TORCH, VOCABULARY, Pool, engine_of, graph_runner, make_prompts, make_sequence, tiny_model
+from graph_runs import (
+    GREEDY,
+    PLAIN_TORCH,
+    VOCABULARY,
+    Pool,
+    engine_of,
+    graph_runner,
+    make_prompts,
+    make_sequence,
+    serve,
+    tiny_model,
+)
 from recorded_graphs import RecordingGraphApi
 from torch import Tensor
 
@@ -192,6 +203,27 @@ def test_a_row_that_fails_is_told_and_computed_on_without_harm(model: LoadedMode
     second = runner.launch(seqs, False)
     assert first.wait() == [expected[0][1], FAILED_TOKEN, expected[2][1]]
     assert second.wait() == [expected[0][2], FAILED_TOKEN, expected[2][2]]
+
+
+@pytest.mark.parametrize("num_blocks", [64, 13])
+def test_an_engine_that_overlaps_its_steps_says_the_same(model: LoadedModel, num_blocks: int) -> None:
+    """Joins, leaves, warm prefixes, pieces, preemption in the small pool; one request needs the host at every token."""
+    pool, prompts = Pool(num_blocks=num_blocks), make_prompts(7)
+    params = [
+        GREEDY,
+        DRAWN,
+        GREEDY.replace(max_tokens=3),
+        DRAWN.replace(seed=8),
+        GREEDY,
+        GREEDY.replace(repetition_penalty=1.4),
+        DRAWN,
+    ]
+    expected = serve(engine_of(graph_runner(model, pool, None, cuda_graphs="off"), pool), prompts, params)
+    runner = graph_runner(model, pool, RecordingGraphApi())
+    engine = engine_of(runner, pool, asynchronous=True)
+    assert serve(engine, prompts, params) == expected
+    assert runner.counts.graph_replays
+    assert (engine.scheduler.num_preemptions > 0) == (num_blocks == 13)
 
 
 def test_what_needs_the_host_is_not_launched_ahead(model: LoadedModel) -> None:

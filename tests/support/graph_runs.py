@@ -54,7 +54,7 @@ def graph_runner(
     return runner
 
 
-def engine_of(runner: ModelRunner, pool: Pool, **options: Any) -> LLMEngine:
+def engine_of(runner: ModelRunner, pool: Pool, *, asynchronous: bool = False, **options: Any) -> LLMEngine:
     scheduler = Scheduler(
         pool.max_num_sequences,
         pool.max_num_batched_tokens,
@@ -63,7 +63,7 @@ def engine_of(runner: ModelRunner, pool: Pool, **options: Any) -> LLMEngine:
         -1,
         **{"enable_chunked_prefill": True, **options},
     )
-    return LLMEngine(scheduler, runner, Limits(VOCABULARY, pool.num_blocks * pool.block_size))
+    return LLMEngine(scheduler, runner, Limits(VOCABULARY, pool.num_blocks * pool.block_size), asynchronous=asynchronous)
 
 
 def make_prompts(count: int, seed: int = 0) -> list[list[int]]:
