@@ -156,7 +156,7 @@ def _cpu_backend(
         raise ConfigError(
             f"no memory for num_blocks={num_blocks} KV blocks of {config.block_size} tokens; lower num_blocks or kv_cache_bytes"
         ) from error
-    return Backend(CpuRunner(decoder, ends, table), num_blocks, decoder.cache_bytes, "cpu", kinds.weights.removesuffix("_dot"))
+    return Backend(CpuRunner(decoder, ends, table), num_blocks, decoder.pool.num_bytes, "cpu", kinds.weights.removesuffix("_dot"))
 
 
 def _torch_backend(

@@ -93,7 +93,7 @@ TABLE = [
 def cache_kind(backend: Backend) -> str:
     runner = backend.runner
     if isinstance(runner, CpuRunner):
-        return str(runner._decoder._caches[0][0].dtype).removeprefix("torch.")
+        return str(runner._decoder.pool.layers[0][0].dtype).removeprefix("torch.")
     assert isinstance(runner, ModelRunner)
     assert runner._cache is not None
     [dtype] = {tensor.dtype for pair in runner._cache.layers for tensor in pair}

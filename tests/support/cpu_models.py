@@ -142,7 +142,7 @@ class CpuDriver:
         self.poison()
 
     def poison(self) -> None:
-        for part in (part for layer in self.decoder._caches for part in layer if part is not None):
+        for part in (part for layer in self.decoder.pool.layers for part in layer if part is not None):
             if part.dtype == torch.int8:
                 part.random_(-128, 128, generator=torch.Generator().manual_seed(self.seed))
             else:

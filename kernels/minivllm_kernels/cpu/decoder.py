@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minivllm_kernels.cpu.kv_pool import CachePart, KVPool
 from minivllm_kernels.cpu.library import Batch, Cache, Layer, Model, kernel_library
 from minivllm_kernels.cpu.packing import DTYPES, KINDS, PackedMatrix, padded_shape
 
@@ -147,10 +148,9 @@ class CpuDecoder:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._library = library or kernel_library()
-        self._pool, self._caches = _allocate_pool(geometry, len(weights.layers), num_blocks, block_size, cache_kind)
-        for part in self._pool:
-            self._library.minivllm_large_pages(part.data_ptr(), part.nbytes)
-        layers = (Layer * len(weights.layers))(*map(_layer_struct, weights.layers, self._caches))
+        rows = geometry.num_kv_heads * block_size
+        self.pool = KVPool(len(weights.layers), num_blocks, rows, geometry.head_dim, cache_kind, self._library)
+        layers = (Layer * len(weights.layers))(*map(_layer_struct, weights.layers, self.pool.layers))
         self._kept = (weights, cos_sin, layers)  # the library holds addresses into these
         model = Model(
             layers=layers,
@@ -168,16 +168,12 @@ class CpuDecoder:
             cache_kind=KINDS[cache_kind],
             eps=geometry.eps,
             threads=threads,
-            block_rows=_block_rows(geometry, len(weights.layers), block_size),
+            block_rows=self.pool.block_rows,
         )
         self._head_channels = weights.head.channels
         self._handle: int | None = self._library.minivllm_decoder_new(ctypes.byref(model))
         if not self._handle:
             raise MemoryError(f"no memory for the scratch of {threads} threads of the CPU kernels")
-
-    @property
-    def cache_bytes(self) -> int:
-        return sum(part.nbytes for part in self._pool)
 
     def forward(
         self,
@@ -212,6 +208,7 @@ class CpuDecoder:
         tables = np.zeros((len(block_tables), width), dtype=np.int32)
         for row, table in zip(tables, block_tables, strict=True):
             row[: len(table)] = table
+        self.pool.note_used(int(tables.max()) + 1)
         rows = np.array(last_rows, dtype=np.int32)
         logits = torch.empty(len(last_rows), self._head_channels)
         pooled = np.array(pooled_rows, dtype=np.int32)
@@ -255,32 +252,6 @@ class CpuDecoder:
         if handle is not None:
             self._library.minivllm_decoder_free(handle)
             self._handle = None
-
-
-CachePart = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
-
-
-def _block_rows(geometry: DecoderGeometry, num_layers: int, block_size: int) -> int:
-    """Rows of ``head_dim`` of one block: keys and values of all layers."""
-    return num_layers * 2 * geometry.num_kv_heads * block_size
-
-
-def _allocate_pool(
-    geometry: DecoderGeometry, num_layers: int, num_blocks: int, block_size: int, kind: str
-) -> tuple[list[Tensor], list[CachePart]]:
-    """The memory, and the parts of it that belong to each layer: keys, values, and for int8 their scales.
-
-    A block of all layers lies together, so that what is in use fills few pages and large pages waste nothing.
-    """
-    shape = (num_blocks, num_layers, 2, geometry.num_kv_heads * block_size)
-    pool = torch.empty(*shape, geometry.head_dim, dtype=torch.int8 if kind == "int8" else DTYPES[kind])
-    if kind != "int8":
-        return [pool], [(pool[:, layer, 0], pool[:, layer, 1], None, None) for layer in range(num_layers)]
-    scales = torch.empty(shape)
-    parts: list[CachePart] = [
-        (pool[:, layer, 0], pool[:, layer, 1], scales[:, layer, 0], scales[:, layer, 1]) for layer in range(num_layers)
-    ]
-    return [pool, scales], parts
 
 
 def _layer_struct(weights: LayerWeights, cache: CachePart) -> Layer:
