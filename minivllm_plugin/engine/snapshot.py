@@ -36,6 +36,8 @@ class EngineSnapshot:
         sequences: all that run, then the first of those that wait (at most 100, so that a long queue costs no time).
         num_cached_blocks: free blocks that can still be found by their content.
         num_drafted_tokens, num_accepted_tokens: guessed by prompt lookup since start, and those of them that came true.
+        num_graph_replays, num_graph_captures: steps that were replayed from a recorded graph, and graphs recorded, since start.
+        eager_steps: why others were launched op by op, and how many for each reason; empty where the runner does not say.
         prefix_hit_rate: tokens found in the cache / tokens looked up, since start.
         now: the moment, on ``time.monotonic()``'s clock.
     """
@@ -58,6 +60,9 @@ class EngineSnapshot:
     max_num_batched_tokens: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_graph_replays: int = 0
+    num_graph_captures: int = 0
+    eager_steps: tuple[tuple[str, int], ...] = ()
 
     @property
     def state(self) -> EngineState:
@@ -81,10 +86,11 @@ class EngineSnapshot:
         return self.prefix_hit_tokens / self.prefix_queried_tokens if self.prefix_queried_tokens else 0.0
 
 
-def take_snapshot(scheduler: Scheduler) -> EngineSnapshot:
-    """Copy the state of ``scheduler``; call on the engine thread."""
+def take_snapshot(scheduler: Scheduler, runner: object = None) -> EngineSnapshot:
+    """Copy the state of ``scheduler``, and what ``runner`` counts, if it does (``counts``); call on the engine thread."""
     pool = scheduler.block_manager
     speculation = scheduler.speculation.statistics if scheduler.speculation is not None else SpeculationStatistics()
+    counts = getattr(runner, "counts", None)
     return EngineSnapshot(
         step=scheduler.num_steps,
         num_waiting=len(scheduler.waiting),
@@ -104,6 +110,9 @@ def take_snapshot(scheduler: Scheduler) -> EngineSnapshot:
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         num_drafted_tokens=speculation.drafted_tokens,
         num_accepted_tokens=speculation.accepted_tokens,
+        num_graph_replays=counts.graph_replays if counts is not None else 0,
+        num_graph_captures=counts.graph_captures if counts is not None else 0,
+        eager_steps=tuple(counts.eager_steps.items()) if counts is not None else (),
     )
 
 

@@ -233,7 +233,7 @@ class EngineService:
             watch = getattr(engine.runner, "call_on_failure", None)
             if watch is not None:
                 watch(self._inbox.put)
-            self._snapshot = take_snapshot(engine.scheduler)
+            self._snapshot = take_snapshot(engine.scheduler, engine.runner)
             if self._lifecycle is not None:
                 self._lifecycle.started(self)
             self._state = "serving"
@@ -252,14 +252,14 @@ class EngineService:
             live.expire()
             now = time.monotonic()
             if now - published > SNAPSHOT_INTERVAL:
-                self._snapshot = take_snapshot(engine.scheduler)
+                self._snapshot = take_snapshot(engine.scheduler, engine.runner)
                 published = now
 
     def _read_inbox(self, engine: LLMEngine, live: LiveRequests) -> bool:
         """Take in everything that has arrived, waiting for something if there is nothing to run. False: close."""
         while True:
             if not live:
-                self._snapshot = take_snapshot(engine.scheduler)  # current for as long as nothing happens
+                self._snapshot = take_snapshot(engine.scheduler, engine.runner)  # current for as long as nothing happens
             try:
                 message = self._inbox.get_nowait() if live else self._idle(engine)
             except queue.Empty:

@@ -1,6 +1,7 @@
 """The frozen picture of the engine: right in every state, and never changed afterwards."""
 
 from dataclasses import FrozenInstanceError
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,3 +46,11 @@ def test_every_state_is_shown_and_frozen() -> None:
     assert later.prefix_hit_tokens == scheduler.block_manager.statistics.hit_tokens
     with pytest.raises(FrozenInstanceError):
         later.step = 5  # type: ignore[misc]
+
+
+def test_what_the_runner_counts_is_in_the_picture() -> None:
+    counts = SimpleNamespace(graph_replays=7, graph_captures=2, eager_steps={"a prompt in the batch": 3})
+    picture = take_snapshot(Scheduler(2, 64, 10, 4, 0), SimpleNamespace(counts=counts))
+    assert (picture.num_graph_replays, picture.num_graph_captures) == (7, 2)
+    assert picture.eager_steps == (("a prompt in the batch", 3),)
+    assert take_snapshot(Scheduler(2, 64, 10, 4, 0), object()).eager_steps == ()

@@ -219,7 +219,10 @@ def set_to(name: str, value: object) -> Any:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_to("max_sequences", 3), "there is no engine setting 'max_sequences'; known are async_scheduling, block_plugins, block_size"),
+        (
+            set_to("max_sequences", 3),
+            "there is no engine setting 'max_sequences'; known are async_scheduling, block_plugins",
+        ),
         (lambda config: config.max_sequences, "there is no engine setting 'max_sequences'"),
         (set_to("max_num_sequences", 0), "max_num_sequences must be an integer of at least 1, got 0"),
         (set_to("finished", 0), "there is no engine setting 'finished'"),

@@ -102,14 +102,7 @@ class EngineCollector(Collector):
             info.add_metric([model, str(state.block_size), str(state.num_blocks)], 1)
             yield info
         yield _counter("num_preemptions", "Preemptions.", model, state.num_preemptions if state is not None else 0)
-        queried = snapshot.prefix_queried_tokens if snapshot is not None else 0
-        hit = snapshot.prefix_hit_tokens if snapshot is not None else 0
-        yield _counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", model, queried)
-        yield _counter("prefix_cache_hits", "Tokens found in the prefix cache.", model, hit)
-        drafted = snapshot.num_drafted_tokens if snapshot is not None else 0
-        accepted = snapshot.num_accepted_tokens if snapshot is not None else 0
-        yield _counter("spec_decode_num_draft_tokens", "Tokens guessed by prompt lookup.", model, drafted)
-        yield _counter("spec_decode_num_accepted_tokens", "Guessed tokens that came true.", model, accepted)
+        yield from _of_the_snapshot(snapshot, model)
 
     def _of_other_plugins(self, reading: Reading, names: set[str]) -> Iterator[Family]:
         for metric in reading.metrics():
@@ -123,6 +116,24 @@ class EngineCollector(Collector):
             names.add(family.name)
             family.add_metric([reading.model_name], metric.value)  # type: ignore[attr-defined]  # both kinds have it
             yield family
+
+
+COUNTED = {  # metric -> what counts it in the snapshot, and what it means
+    "prefix_cache_queries": ("prefix_queried_tokens", "Tokens looked up in the prefix cache."),
+    "prefix_cache_hits": ("prefix_hit_tokens", "Tokens found in the prefix cache."),
+    "spec_decode_num_draft_tokens": ("num_drafted_tokens", "Tokens guessed by prompt lookup."),
+    "spec_decode_num_accepted_tokens": ("num_accepted_tokens", "Guessed tokens that came true."),
+    "graph_replays": ("num_graph_replays", "Steps replayed from a recorded CUDA graph."),
+}
+
+
+def _of_the_snapshot(snapshot: EngineSnapshot | None, model: str) -> Iterator[Family]:
+    for name, (field, documentation) in COUNTED.items():
+        yield _counter(name, documentation, model, getattr(snapshot, field, 0))
+    eager = CounterMetricFamily(f"{PREFIX}eager_steps", "Steps launched op by op.", labels=["model_name", "reason"])
+    for reason, steps in () if snapshot is None else snapshot.eager_steps:
+        eager.add_metric([model, reason], steps)
+    yield eager
 
 
 class MetricsServer:

@@ -7,6 +7,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,6 +192,19 @@ def test_other_plugins_metrics_and_costs_are_on_the_page(metrics: PrometheusMetr
     assert page.value("plugin_errors_total", plugin="company", hook="step_finished") == 5  # then it was taken out
     assert page.value("plugin_errors_total", plugin="prometheus", hook="step_finished") == 0
     assert page.value("plugin_seconds_total", plugin="prometheus", hook="step_finished") > 0
+
+
+def test_steps_that_were_not_replayed_are_counted_by_reason(metrics: PrometheusMetrics) -> None:
+    llm, runner = live(metrics)
+    runner.counts = SimpleNamespace(
+        graph_replays=5, graph_captures=1, eager_steps={"a prompt in the batch": 2, "out of memory": 1}
+    )
+    with llm:
+        run(llm, [[5, 6, 7]], 3)
+        wait_until(lambda: Page(metrics.text()).value("graph_replays_total") == 5)
+    page = Page(metrics.text())
+    assert page.value("eager_steps_total", reason="a prompt in the batch") == 2
+    assert page.value("eager_steps_total", reason="out of memory") == 1
 
 
 def _model(name: str = "scripted") -> Labels:
