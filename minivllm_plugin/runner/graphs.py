@@ -6,6 +6,7 @@ replay to replay must stand in tensors that never move.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from threading import Lock
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +41,10 @@ class CudaGraphApi:
         device: where the engine runs.
     """
 
+    # Of the process, like what it guards: torch allows one capture at a time, and begins each with a wait for the whole device,
+    # which would spoil that of another engine.
+    _one_at_a_time = Lock()
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: torch.cuda.Stream | None = None
@@ -51,9 +56,17 @@ class CudaGraphApi:
     def capture(self, pool: Any) -> Iterator[Graph]:
         self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # of torch
         graph = torch.cuda.CUDAGraph()
-        # thread_local: the user's program may do what it likes on its own threads meanwhile.
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-            yield graph
+        usual = torch.cuda.current_stream(self._device)
+        try:
+            # thread_local: the user's program may do what it likes on its own threads meanwhile, but for waiting for the device.
+            with (
+                self._one_at_a_time,
+                torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"),
+            ):
+                yield graph
+        except BaseException:
+            torch.cuda.set_stream(usual)  # where a capture cannot be ended, torch leaves its own stream the current one
+            raise
 
 
 def graph_sizes(largest: int) -> tuple[int, ...]:

@@ -98,6 +98,29 @@ def test_in_a_process_that_interprets_the_device_backend_says_so(monkeypatch: py
     assert "TRITON_INTERPRET is set" in dict(dispatch.choose("rms_norm", "cuda").passed_over)["triton"]
 
 
+def test_a_machine_on_which_no_kernel_can_be_launched_says_so_before_anything_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No C compiler, for instance. Here the launch is refused by a torch without CUDA, or a device that does not interpret."""
+
+    def refused(_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("Failed to find C compiler.")
+
+    monkeypatch.setattr(ops, "interpreting", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "ones", lambda *shape, **_: torch.full(shape, 1.0))
+    outcomes = (
+        (refused, "a first kernel does not run here (RuntimeError: Failed to find C compiler.)"),
+        (torch.zeros_like, "a first kernel computes wrong numbers here"),
+        (lambda x: torch.nn.functional.silu(x[:, :1]) * x[:, 1:], None),
+    )
+    for launch, reason in outcomes:
+        ops._tried.cache_clear()
+        monkeypatch.setattr(ops, "silu_and_mul", launch)
+        assert ops.unavailable() == reason
+    ops._tried.cache_clear()
+
+
 def test_forced_on_a_cpu_the_triton_backend_is_an_error_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "triton")
     with pytest.raises(KernelUnavailableError, match=r"'rms_norm' on 'cpu' \(triton: serves only cuda\); unset MINIVLLM_KERNELS"):
