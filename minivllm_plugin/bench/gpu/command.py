@@ -90,7 +90,7 @@ def _run(part: Part, given: Given, report: "GpuReport") -> None:
     """One part in its process: what it records goes to the report as it comes."""
     with tempfile.TemporaryDirectory() as directory:
         records, log = Path(directory, "records"), Path(directory, "log")
-        command = [sys.executable, "-m", "minivllm_plugin.bench.gpu.parts", part.name, str(records), json.dumps(asdict(given))]
+        command = _process_of(part, records, given)
         began = time.monotonic()
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -118,6 +118,11 @@ def _run(part: Part, given: Given, report: "GpuReport") -> None:
         report.put(part, found, "stopped", seconds, f"it was not done after {given.seconds:.0f} s")
     else:
         report.put(part, found, "broken", seconds, f"exit {code}: {said[-SAID_AT_MOST:]}")
+
+
+def _process_of(part: Part, records: Path, given: Given) -> list[str]:
+    """What starts it."""
+    return [sys.executable, "-m", "minivllm_plugin.bench.gpu.parts", part.name, str(records), json.dumps(asdict(given))]
 
 
 def _tell(report: "GpuReport", part: Part, path: Path, before: list[Record], began: float) -> list[Record]:
