@@ -60,10 +60,6 @@ class CpuRunner:
         logits = self._decoder.forward(token_ids, query_lens, seq_lens, tables, wanted.rows, wanted.pooled, states)
         return wanted.answers(logits, states, seqs, self._choose)
 
-    def use_idle_time(self) -> bool:
-        """Get ready for what may come, for about a millisecond; False when there is nothing left to do."""
-        return self._decoder.pool.touch_next_block()
-
     def _choose(self, logits: Tensor, seqs: list[Sequence]) -> list[int]:
         with using(self._backends):
             return sample(logits, seqs, self._end_token_ids, self.processors)

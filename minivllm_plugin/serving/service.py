@@ -261,7 +261,7 @@ class EngineService:
             if not live:
                 self._snapshot = take_snapshot(engine.scheduler, engine.runner)  # current for as long as nothing happens
             try:
-                message = self._inbox.get_nowait() if live else self._idle(engine)
+                message = self._inbox.get(block=not live)
             except queue.Empty:
                 return True
             if message is None:
@@ -272,13 +272,6 @@ class EngineService:
                 live.abort(message.request_id, message.request, message.choice)
             else:
                 live.add(message)
-
-    def _idle(self, engine: LLMEngine) -> "_Message":
-        """Wait for a message; until one comes, let the runner get ready for it, a little at a time."""
-        prepare = getattr(engine.runner, "use_idle_time", None)
-        while prepare is not None and self._inbox.empty() and prepare():
-            pass
-        return self._inbox.get()
 
     def _release(self, request_id: str) -> None:
         with self._gate:

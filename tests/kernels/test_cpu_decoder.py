@@ -17,7 +17,6 @@ from cpu_models import (
 )
 from torch import Tensor
 
-from minivllm_kernels.cpu import kv_pool
 from minivllm_kernels.cpu.decoder import CpuDecoder, unsupported
 from minivllm_plugin.models.decoder import CausalLM
 from minivllm_plugin.runner.cpu_weights import decoder_geometry, pack_module
@@ -222,26 +221,3 @@ def test_what_the_kernels_cannot_do_is_said(fields: dict[str, Any], block_size: 
             cache_kind=cache_kind,
             threads=1,
         )
-
-
-@pytest.mark.parametrize("kind", ["float32", "int8"])
-def test_memory_is_touched_ahead_of_its_use(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In idle time, block by block; never a block that was used, and no more than what is wanted ahead."""
-    driver = driver_for(build_module(model_config("Llama")), "float32", cache_kind=kind, num_blocks=40)
-    pool = driver.decoder.pool
-    block_bytes = pool.num_bytes // 40
-    monkeypatch.setattr(kv_pool, "FIRST_BYTES", 5 * block_bytes)
-    monkeypatch.setattr(kv_pool, "BYTES_AHEAD", 3 * block_bytes)
-    assert [pool.touch_next_block() for _ in range(7)] == [True] * 5 + [False] * 2
-    tokens = random_tokens(20, driver.config)
-    request = driver.request(20, [9, 30])
-    before = driver.step((request, tokens))[0].clone()
-    assert [pool.touch_next_block() for _ in range(5)] == [True] * 3 + [False] * 2  # 31, 32 and 33
-    following = driver.step((request, tokens[:1]))[0].clone()
-    monkeypatch.setattr(kv_pool, "BYTES_AHEAD", 100 * block_bytes)
-    while pool.touch_next_block():
-        pass
-    assert pool._num_touched == 40
-    again = driver.request(20, [9, 30])
-    assert torch.equal(driver.step((again, tokens))[0], before)
-    assert torch.equal(driver.step((again, tokens[:1]))[0], following)

@@ -149,7 +149,7 @@ class CpuDecoder:
         self.block_size = block_size
         self._library = library or kernel_library()
         rows = geometry.num_kv_heads * block_size
-        self.pool = KVPool(len(weights.layers), num_blocks, rows, geometry.head_dim, cache_kind, self._library)
+        self.pool = KVPool(len(weights.layers), num_blocks, rows, geometry.head_dim, cache_kind)
         layers = (Layer * len(weights.layers))(*map(_layer_struct, weights.layers, self.pool.layers))
         self._kept = (weights, cos_sin, layers)  # the library holds addresses into these
         model = Model(
@@ -208,7 +208,6 @@ class CpuDecoder:
         tables = np.zeros((len(block_tables), width), dtype=np.int32)
         for row, table in zip(tables, block_tables, strict=True):
             row[: len(table)] = table
-        self.pool.note_used(int(tables.max()) + 1)
         rows = np.array(last_rows, dtype=np.int32)
         logits = torch.empty(len(last_rows), self._head_channels)
         pooled = np.array(pooled_rows, dtype=np.int32)

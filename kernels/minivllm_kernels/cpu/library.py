@@ -128,7 +128,6 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.minivllm_sizes.argtypes, library.minivllm_sizes.restype = [c_int], c_int
     library.minivllm_decoder_new.argtypes, library.minivllm_decoder_new.restype = [POINTER(Model)], c_void_p
     library.minivllm_decoder_free.argtypes, library.minivllm_decoder_free.restype = [c_void_p], None
-    library.minivllm_large_pages.argtypes, library.minivllm_large_pages.restype = [c_void_p, c_size_t], None
     library.minivllm_decoder_run.argtypes, library.minivllm_decoder_run.restype = [c_void_p, POINTER(Batch)], c_int
     library.minivllm_decoder_seconds.argtypes, library.minivllm_decoder_seconds.restype = [c_void_p, POINTER(c_double)], None
     library.minivllm_argmax.argtypes = [c_void_p, c_int, c_int, c_size_t, c_void_p, c_int]

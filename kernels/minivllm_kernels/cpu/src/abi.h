@@ -38,7 +38,6 @@ void minivllm_argmax(const float *x, int rows, int size, size_t stride, int64_t 
 void minivllm_sample(const float *x, int rows, int size, size_t stride, const Draw *draws, int64_t *tokens, int threads);
 void minivllm_linear(const Matrix *w, const float *x, int rows, int size, float *y, int end, int threads);
 void *minivllm_decoder_new(const Model *model);
-void minivllm_large_pages(void *begin, size_t bytes);
 void minivllm_decoder_free(void *decoder);
 void minivllm_decoder_seconds(void *decoder, double *of_pieces);
 int minivllm_decoder_run(void *decoder, const Batch *batch);

@@ -369,7 +369,6 @@ void *minivllm_decoder_new(const Model *model) {  // null: no memory
     return nullptr;
   }
 }
-void minivllm_large_pages(void *begin, size_t bytes) { advise_large_pages(begin, bytes); }
 void minivllm_decoder_free(void *decoder) { delete (Decoder *)decoder; }
 void minivllm_decoder_seconds(void *decoder, double *of_pieces) { ((Decoder *)decoder)->seconds(of_pieces); }
 int minivllm_decoder_run(void *decoder, const Batch *batch) {  // 0, or 1: no memory, or 2: no thread

@@ -1,5 +1,5 @@
-// Memory in large pages where the system has them. A prompt walks over tens of megabytes of cache and activations: with 4 KiB pages
-// a good part of the time goes into finding them, and, the first time, into being given them one by one.
+// Scratch in large pages where the system has them. Not for the cache: it grows by pages that are new, and being given a large one costs
+// more, on the machines measured, than finding small ones.
 #pragma once
 #include <cstdlib>
 #include <new>
