@@ -1,7 +1,8 @@
 """Part: whole generations of tiny models: the same tokens with recorded graphs and without, with overlapped steps and without.
 
 In float32, where a row that is computed beside others or beside padding is the same to a few last places: a choice between two
-tokens hangs on that next to never, and one request of all may differ. In bfloat16 the last place decides often, so all batches there have a size that is recorded.
+tokens hangs on that next to never, and one request of all may differ. In bfloat16 the last place decides often, so all batches
+there have a size that is recorded.
 """
 
 import random
