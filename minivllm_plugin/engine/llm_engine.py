@@ -152,7 +152,7 @@ class LLMEngine:
         if observer is not None:
             times = StepTimes(began, scheduled - began, ran - run_began, self.clock() - ran)
             observer.step_finished([seq for seq in batch if seq.is_finished], progress, num_tokens, times)
-        return StepOutput(tuple(batch), is_prefill, num_tokens, progress)
+        return StepOutput(tuple(batch), is_prefill, num_tokens, progress, self.scheduler.num_steps)
 
     def abort(self, request_id: str) -> Sequence | None:
         """End a live request now and return it, since no later step mentions it; unknown ids are ignored."""

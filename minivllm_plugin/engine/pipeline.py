@@ -21,6 +21,7 @@ __all__ = ["Pipeline"]
 class _Flight:
     """A batch from its scheduling to its tokens."""
 
+    number: int  # of its scheduling
     batch: list[Sequence]
     is_prefill: bool
     num_tokens: int
@@ -73,7 +74,7 @@ class Pipeline:
             return None
         num_tokens = sum(seq.num_scheduled_tokens for seq in batch)
         plan = None if observer is None else observer.step_planned(batch)
-        return _Flight(batch, is_prefill, num_tokens, plan, began, self._clock() - began)
+        return _Flight(self._scheduler.num_steps, batch, is_prefill, num_tokens, plan, began, self._clock() - began)
 
     def _launch(self, flight: _Flight) -> None:
         began = self._clock()
@@ -93,7 +94,7 @@ class Pipeline:
             times = StepTimes(flight.began, flight.schedule_seconds, flight.run_seconds + ran - began, self._clock() - ran)
             finished = [seq for seq in flight.batch if seq.is_finished]
             observer.step_finished(finished, progress, flight.num_tokens, times)
-        return StepOutput(tuple(flight.batch), flight.is_prefill, flight.num_tokens, progress)
+        return StepOutput(tuple(flight.batch), flight.is_prefill, flight.num_tokens, progress, flight.number)
 
     @staticmethod
     def _without_ended(flight: _Flight) -> _Flight | None:

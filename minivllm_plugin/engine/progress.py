@@ -36,12 +36,14 @@ class RequestProgress:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step did. ``progress`` holds only requests that gained a token or ended."""
+    """What one step did. ``progress`` holds only requests that gained a token or ended. ``number`` is that of the scheduling that
+    chose the batch; a later batch may be scheduled already."""
 
     batch: tuple[Sequence, ...]
     is_prefill: bool
     num_tokens: int
     progress: tuple[RequestProgress, ...]
+    number: int = 0
 
 
 NOTHING = StepOutput((), False, 0, ())

@@ -108,9 +108,8 @@ class LiveRequests:
 
     def deliver(self, output: StepOutput, started: float) -> None:
         """Put what a step produced into the outboxes. ``started``: of the step, on ``time.time()``'s clock."""
-        step = self._engine.scheduler.num_steps
         for sequence in output.batch:
-            if sequence.first_scheduled_step != step:
+            if sequence.first_scheduled_step != output.number:
                 continue
             entry, choice = self._choices.get(sequence.request_id or "", (None, 0))
             if entry is not None and choice == 0:  # the others find what the first one computed: nothing was cached before
