@@ -1,5 +1,6 @@
 """What a step costs does not depend on who waits. Counted in function calls, so that no clock and no other load matters."""
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -24,11 +25,14 @@ def count_calls(work: Callable[[], object]) -> int:
         calls += event in ("call", "c_call")
 
     previous = sys.getprofile()
+    gc.collect()
+    gc.disable()  # finalizers of what earlier tests left would be counted, too
     sys.setprofile(count)
     try:
         work()
     finally:
         sys.setprofile(previous)
+        gc.enable()
     return calls
 
 
