@@ -32,7 +32,8 @@ class Observer(Protocol):
 
     def step_planned(self, batch: SequenceABC[Sequence]) -> object:
         """A batch was scheduled just now. What is returned is handed to :meth:`step_started` when its turn comes, which is after
-        the end of the step before, though it may be launched earlier."""
+        the end of the step before, though it may be launched earlier. Asked again where some of the batch ended before it was
+        launched; where all of it did, no :meth:`step_started` follows."""
         ...
 
     def step_started(self, plan: object) -> None: ...

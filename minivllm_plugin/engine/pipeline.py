@@ -50,7 +50,7 @@ class Pipeline:
         """The results of one batch; see :meth:`minivllm_plugin.engine.llm_engine.LLMEngine.step`."""
         flight, self._next = self._next, None
         if flight is not None and flight.answers is None:
-            flight = self._without_ended(flight)
+            flight = self._without_ended(flight, observer)
         if flight is None:
             flight = self._schedule(observer)
         if flight is None:
@@ -97,11 +97,15 @@ class Pipeline:
         return StepOutput(tuple(flight.batch), flight.is_prefill, flight.num_tokens, progress, flight.number)
 
     @staticmethod
-    def _without_ended(flight: _Flight) -> _Flight | None:
+    def _without_ended(flight: _Flight, observer: Observer | None) -> _Flight | None:
         """A batch that waited for the tokens of the one before it, less those that ended with them; None if nobody is left."""
-        flight.batch = [seq for seq in flight.batch if _is_scheduled(seq)]
-        flight.num_tokens = sum(seq.num_scheduled_tokens for seq in flight.batch)
-        return flight if flight.batch else None
+        batch = [seq for seq in flight.batch if _is_scheduled(seq)]
+        if len(batch) < len(flight.batch):
+            flight.batch = batch
+            flight.num_tokens = sum(seq.num_scheduled_tokens for seq in batch)
+            if batch and observer is not None:
+                flight.plan = observer.step_planned(batch)
+        return flight if batch else None
 
 
 def _is_scheduled(seq: Sequence) -> bool:

@@ -58,7 +58,9 @@ class Observation:
         self._threads: dict[str, DeliveryThread] = {}
         self._moments: dict[str, _Moments] = {}
         self._plan: StepPlan | None = None
-        self._untold: list[Sequence] = []  # admitted or preempted by the latest plan, which has not been told yet
+        # Of the latest plan, while it has not been told: whom it admitted, and whom it put out.
+        self._admitted: list[Sequence] = []
+        self._preempted: list[Sequence] = []
         self._hook_seconds = 0.0
         if "minivllm_blocks_changed" in self._calls:
             scheduler.block_manager.log = []
@@ -90,7 +92,7 @@ class Observation:
     def step_started(self, plan: object) -> None:
         if isinstance(plan, StepPlan):
             self._plan = plan = self._without_ended(plan)
-            self._untold = []
+            self._admitted, self._preempted = [], []
             self._tell("minivllm_step_started", plan=plan)
 
     def step_finished(
@@ -125,23 +127,23 @@ class Observation:
 
     def _make_plan(self, batch: SequenceABC[Sequence]) -> StepPlan:
         scheduler = self._scheduler
-        # Of a plan that was never told, since its batch ended before it was launched, what was put out still is.
-        preempted = dict.fromkeys([*(seq for seq in self._untold if not seq.is_finished and not seq.block_table), *scheduler.preempted])
-        self._untold = [*scheduler.admitted, *preempted]
+        self._admitted = scheduler.admitted
+        # With those of a plan that was never told, because its batch ended before it was launched.
+        self._preempted = list(dict.fromkeys([*self._preempted, *scheduler.preempted]))
         return StepPlan(
             tuple([seq.request_id or "" for seq in batch]),
             tuple([seq.num_scheduled_tokens for seq in batch]),
             tuple([computes_prompt(seq) for seq in batch]),
             tuple([seq.request_id or "" for seq in scheduler.admitted if not seq.num_preemptions]),
             tuple([seq.request_id or "" for seq in scheduler.admitted if seq.num_preemptions]),
-            tuple([seq.request_id or "" for seq in preempted]),
+            tuple([seq.request_id or "" for seq in self._preempted]),
             scheduler.step_budget,
             self._state(),
         )
 
     def _without_ended(self, plan: StepPlan) -> StepPlan:
         """A plan that waited for the step before it, less those who were aborted meanwhile: nothing may follow their end."""
-        ended = {seq.request_id for seq in self._untold if seq.is_finished}
+        ended = {seq.request_id for seq in (*self._admitted, *self._preempted) if seq.is_finished}
         if not ended:
             return plan
         moved = ([name for name in names if name not in ended] for names in (plan.admitted, plan.resumed, plan.preempted))

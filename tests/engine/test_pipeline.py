@@ -192,6 +192,23 @@ def test_observers_hear_of_one_step_after_the_other() -> None:
     recorder.assert_consistent()
 
 
+@pytest.mark.parametrize("seed", [5, 8, 27, 44, 72, 84, 90, 91])
+def test_observers_hear_of_nobody_after_the_end(seed: int) -> None:
+    """What was scheduled ahead is told later: by then some of it has been aborted, or has ended and is not computed."""
+    recorder, walk = EventRecorder(), Walk(seed)
+    walk.engine.attach(EnginePlugins(EngineConfig(plugins=(recorder,)), Extensions.builtin(), judges_speed=False))
+    walk.run()
+    recorder.assert_consistent()
+    recorder.assert_blocks_equal(walk.scheduler.block_manager)
+    computed = [(sum(plan.num_tokens), set(plan.request_ids)) for plan in recorder.plans]
+    assert [num_tokens for num_tokens, _ in computed] == [report.num_batched_tokens for report in recorder.reports]
+    assert all(set(report.request_ids) <= ids for report, (_, ids) in zip(recorder.reports, computed, strict=True))
+    for seq in walk.accepted:
+        told = recorder.requests[seq.request_id or ""]
+        assert told.token_ids == seq.completion_token_ids
+        assert told.timeline.count("preempted") == seq.num_preemptions or seq.finish_reason == "abort"
+
+
 def test_a_runner_that_fails_at_launch_or_later_is_not_hidden() -> None:
     scheduler = Scheduler(4, 64, 32, 4, EOS, enable_chunked_prefill=True)
     runner = LaunchingLedger.for_scheduler(scheduler, fail_on_call=3)
