@@ -30,7 +30,7 @@ class StepPlan(NamedTuple):
     """What the scheduler decided, before anything is computed. Columns of equal length, one row a request of the batch.
 
     Attributes:
-        num_tokens: tokens computed for each in this step; 1 for one that decodes.
+        num_tokens: tokens computed for each in this step; 1 for one that decodes, and one more for each guess that is verified.
         is_prompt: whether any of them belongs to the prompt, or is computed again after a preemption.
         admitted: ids that left the waiting queue for the first time in this step.
         resumed: ids that left it again, having been preempted before.
@@ -50,7 +50,8 @@ class StepPlan(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """What one step produced. ``request_ids`` are those that gained a token, in the batch's order, each with its token.
+    """What one step produced. ``request_ids`` are those that gained a token, in the batch's order, each with its token; one whose
+    guesses came true stands there several times in a row.
 
     Attributes:
         finished: id and reason of those that ended with this step.

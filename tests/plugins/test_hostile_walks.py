@@ -10,11 +10,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from plugin_bench import Bench, make_plugin
+from plugin_bench import VOCABULARY, Bench, make_plugin
 
+from minivllm_plugin.engine.prompt_lookup import PromptLookup
+from minivllm_plugin.engine.snapshot import take_snapshot
 from minivllm_plugin.errors import RequestRejectedError
 from minivllm_plugin.hookspecs import OBSERVER_HOOKS
-from minivllm_plugin.testing import EventRecorder
+from minivllm_plugin.testing import EventRecorder, HashedTokens, RepeatingTokens
 from minivllm_plugin.views import Admit, Budget, Reject
 
 NUM_WALKS, STEPS = 24, 150
@@ -65,6 +67,8 @@ def capricious_observer(rng: random.Random) -> ModuleType:
 
 def walk(seed: int, asked: Counter[str]) -> None:
     rng = random.Random(seed)
+    guesses = seed % 3 == 0
+    chooser = RepeatingTokens(3) if guesses else HashedTokens(VOCABULARY)
     recorder = EventRecorder()
     bench = Bench(
         plugins=[capricious_observer(rng), recorder],
@@ -76,7 +80,11 @@ def walk(seed: int, asked: Counter[str]) -> None:
         chunked=bool(seed % 2),
         caching=seed % 5 != 0,
         scheduling_policy=rng.choice(["fcfs", "priority"]),
+        choose=chooser,
+        can_speculate=guesses,
     )
+    if guesses:
+        bench.scheduler.speculation = PromptLookup(7)
     rejected = 0
     for _ in range(STEPS):
         if rng.random() < 0.5 and len(bench.scheduler.waiting) < 12:
@@ -90,16 +98,20 @@ def walk(seed: int, asked: Counter[str]) -> None:
         bench.step()
         recorder.assert_blocks_equal(bench.scheduler.block_manager)
     bench.finish(5000)
-    bench.check_tokens()
+    bench.check_tokens(chooser)
     recorder.assert_blocks_equal(bench.scheduler.block_manager)
     ended = [arguments["outcome"].reason for hook, arguments in recorder.calls if hook == "request_finished"]
     assert Counter(reason == "rejected" for reason in ended) == Counter({False: len(bench.sequences)}) + Counter({True: rejected})
     assert bench.report("recorder").errors == ()
+    recorder.assert_consistent()
+    assert [sum(plan.num_tokens) for plan in recorder.plans] == [report.num_batched_tokens for report in recorder.reports]
+    assert all(sum(plan.num_tokens) <= plan.budget for plan in recorder.plans)
     for total in bench.plugins.totals():
         asked[total.hook] += total.num_calls
         asked["errors"] += total.num_errors
     asked["rejected"] += rejected
     asked["preempted"] += bench.scheduler.num_preemptions
+    asked["guessed"] += take_snapshot(bench.scheduler).num_accepted_tokens
 
 
 @pytest.mark.parametrize("seed", range(NUM_WALKS))
@@ -120,6 +132,7 @@ def test_the_walks_are_hostile_enough() -> None:
         "cache_salt",
         "rejected",
         "preempted",
+        "guessed",
     ):
         assert asked[what] > 30, (what, asked)
     assert asked["errors"] > 50
