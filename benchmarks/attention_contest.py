@@ -8,7 +8,7 @@ nothing there.
 import argparse
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,10 +17,10 @@ import torch
 from op_timing import finish, parser, seconds_of
 from torch import Tensor
 
-from minivllm_kernels import AttentionMetadata
+from minivllm_kernels import AttentionMetadata, reference
 from minivllm_plugin.bench.report import median, significant
 
-__all__ = ["Batch", "Contestant", "attention_options", "gathered", "has_flash_attn", "has_triton", "run_contest"]
+__all__ = ["Batch", "Contestant", "attention_options", "gathered", "run_contest"]
 
 WORK = ("2x60", "1x512", "16x256", "4x2048")
 TOLERANCES = {torch.float32: 2e-4, torch.bfloat16: 3e-2, torch.float16: 6e-3}
@@ -80,7 +80,7 @@ def gathered(cache: Tensor, metadata: AttentionMetadata, length: int) -> Tensor:
     return cache[metadata.block_tables].flatten(1, 2)[:, :length].contiguous()
 
 
-def has_triton(device: str) -> str | None:
+def _why_not_triton(device: str) -> str | None:
     """Why Triton kernels cannot take part on this device, or None."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
@@ -89,27 +89,65 @@ def has_triton(device: str) -> str | None:
     return None
 
 
-def has_flash_attn(device: str) -> str | None:
+def _why_not_flash_attn(options: argparse.Namespace) -> str | None:
     """Why flash-attn cannot take part, or None."""
-    if not device.startswith("cuda"):
-        return f"the device is {device}"
-    return None if importlib.util.find_spec("flash_attn") is not None else "flash-attn is not installed"
+    if not options.device.startswith("cuda"):
+        return f"the device is {options.device}"
+    if importlib.util.find_spec("flash_attn") is None:
+        return "flash-attn is not installed"
+    return "it has no float32" if options.dtype == "float32" else None
+
+
+def _contestants(
+    options: argparse.Namespace, plain: Contestant, flash: Contestant
+) -> tuple[dict[str, Contestant], dict[str, str]]:
+    """Who takes part, the first one being what the others are compared with, and who does not, and why."""
+    present: dict[str, Contestant] = {"plain torch": plain, "reference": _reference}
+    absent: dict[str, str] = {}
+    why = _why_not_triton(options.device)
+    if why is None:
+        present |= {"naive triton": _naive, "ours": _ours}
+    else:
+        absent |= {"naive triton": why, "ours": why}
+    why = _why_not_flash_attn(options)
+    if why is None:
+        present["flash-attn, contiguous"] = flash
+    else:
+        absent["flash-attn"] = why
+    return present, absent
+
+
+def _reference(batch: Batch) -> Callable[[], Tensor]:
+    return lambda: reference.attention(batch.q, batch.k_cache, batch.v_cache, batch.metadata, batch.scale)
+
+
+def _ours(batch: Batch) -> Callable[[], Tensor]:
+    from minivllm_kernels.triton.attention import attention
+
+    return lambda: attention(batch.q, batch.k_cache, batch.v_cache, batch.metadata, batch.scale)
+
+
+def _naive(batch: Batch) -> Callable[[], Tensor]:
+    from naive_attention import naive_attention
+
+    return lambda: naive_attention(batch.q, batch.k_cache, batch.v_cache, batch.metadata, batch.scale)
 
 
 def run_contest(
     name: str,
     options: argparse.Namespace,
-    contestants: Mapping[str, Contestant],
-    absent: Mapping[str, str],
+    plain: Contestant,
+    flash: Contestant,
     batch_of: Callable[[int, int], Batch],
     rate: Callable[[Batch], tuple[str, float]],
 ) -> None:
     """Compare, time and report all contestants on all of ``--work``.
 
     Args:
-        absent: contestant -> why it does not take part.
+        plain, flash: what plain torch and flash-attn do; the others are the same in both benchmarks.
         rate: what a batch amounts to, and the name of the column that has it by the second.
     """
+    contestants, absent = _contestants(options, plain, flash)
     for who, why in absent.items():
         print(f"{who} does not take part: {why}")
     rows: list[dict[str, Any]] = []

@@ -10,29 +10,17 @@ cache: its own takes no blocks of 16. Without a GPU only plain torch and the ref
 from collections.abc import Callable, Sequence
 
 import torch
-from attention_contest import Batch, Contestant, attention_options, has_flash_attn, has_triton, run_contest
+from attention_contest import Batch, attention_options, run_contest
 from torch import Tensor
-
-from minivllm_kernels import reference
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = attention_options(__doc__, arguments)
-    contestants: dict[str, Contestant] = {"plain torch": _plain, "reference": _reference}
-    absent = {}
-    if (why := has_triton(options.device)) is None:
-        contestants |= {"naive triton": _naive, "ours": _ours}
-    else:
-        absent |= {"naive triton": why, "ours": why}
-    if (why := has_flash_attn(options.device)) is None and options.dtype != "float32":
-        contestants["flash-attn, contiguous"] = _flash
-    else:
-        absent["flash-attn"] = why or "it has no float32"
     run_contest(
         "attention-decode",
         options,
-        contestants,
-        absent,
+        _plain,
+        _flash,
         lambda count, length: Batch.random(options, count, length, 1),
         lambda batch: ("GB_per_s", (batch.keys.nbytes + batch.values.nbytes) / 1e9),
     )
@@ -48,22 +36,6 @@ def _plain(batch: Batch) -> Callable[[], Tensor]:
         return (weights @ v).squeeze(2)
 
     return call
-
-
-def _reference(batch: Batch) -> Callable[[], Tensor]:
-    return lambda: reference.attention(batch.q, batch.k_cache, batch.v_cache, batch.metadata, batch.scale)
-
-
-def _ours(batch: Batch) -> Callable[[], Tensor]:
-    from minivllm_kernels.triton.attention import attention
-
-    return lambda: attention(batch.q, batch.k_cache, batch.v_cache, batch.metadata, batch.scale)
-
-
-def _naive(batch: Batch) -> Callable[[], Tensor]:
-    from naive_attention import naive_attention
-
-    return lambda: naive_attention(batch.q, batch.k_cache, batch.v_cache, batch.metadata, batch.scale)
 
 
 def _flash(batch: Batch) -> Callable[[], Tensor]:

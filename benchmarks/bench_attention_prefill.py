@@ -9,29 +9,17 @@ work than a paged cache: its own takes no blocks of 16. Without a GPU only plain
 from collections.abc import Callable, Sequence
 
 import torch
-from attention_contest import Batch, Contestant, attention_options, has_flash_attn, has_triton, run_contest
+from attention_contest import Batch, attention_options, run_contest
 from torch import Tensor
-
-from minivllm_kernels import reference
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = attention_options(__doc__, arguments)
-    contestants: dict[str, Contestant] = {"plain torch": _plain, "reference": _reference}
-    absent = {}
-    if (why := has_triton(options.device)) is None:
-        contestants |= {"naive triton": _naive, "ours": _ours}
-    else:
-        absent |= {"naive triton": why, "ours": why}
-    if (why := has_flash_attn(options.device)) is None and options.dtype != "float32":
-        contestants["flash-attn, contiguous"] = _flash
-    else:
-        absent["flash-attn"] = why or "it has no float32"
     run_contest(
         "attention-prefill",
         options,
-        contestants,
-        absent,
+        _plain,
+        _flash,
         lambda count, length: Batch.random(options, count, length, length),
         lambda batch: ("T_multiply_adds_per_s", _multiply_adds(batch) / 1e12),
     )
@@ -54,22 +42,6 @@ def _plain(batch: Batch) -> Callable[[], Tensor]:
         return (torch.softmax(scores.float(), dim=-1).to(v.dtype) @ v).transpose(1, 2).reshape(batch.q.shape)
 
     return call
-
-
-def _reference(batch: Batch) -> Callable[[], Tensor]:
-    return lambda: reference.attention(batch.q, batch.k_cache, batch.v_cache, batch.metadata, batch.scale)
-
-
-def _ours(batch: Batch) -> Callable[[], Tensor]:
-    from minivllm_kernels.triton.attention import attention
-
-    return lambda: attention(batch.q, batch.k_cache, batch.v_cache, batch.metadata, batch.scale)
-
-
-def _naive(batch: Batch) -> Callable[[], Tensor]:
-    from naive_attention import naive_attention
-
-    return lambda: naive_attention(batch.q, batch.k_cache, batch.v_cache, batch.metadata, batch.scale)
 
 
 def _flash(batch: Batch) -> Callable[[], Tensor]:

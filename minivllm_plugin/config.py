@@ -145,7 +145,7 @@ class EngineConfig:
         if self.num_threads is not None and self.num_threads > MAX_THREADS:
             raise ConfigError(f"num_threads={self.num_threads} must be at most {MAX_THREADS}; leave it out for one a core")
         check_integer("seed", self.seed, at_least=0)
-        if self.async_scheduling not in (None, True, False):
+        if not isinstance(self.async_scheduling, bool | None):
             raise ConfigError(f"async_scheduling must be True, False or None, got {self.async_scheduling!r}")
         if self.num_speculative_tokens is not None:
             check_integer("num_speculative_tokens", self.num_speculative_tokens, at_least=0)

@@ -259,9 +259,7 @@ class Scheduler:
     def _schedule_mixed(self) -> list[Sequence]:
         batch: list[Sequence] = []
         budget, prefill_budget, _ = self._limits
-        order = self._order.turns(self.running)
-        if any(seq.num_pending_tokens for seq in order):  # whoever ends with the token to come needs no further one
-            order = [seq for seq in order if not is_full(seq, self.num_slots, seq.num_pending_tokens)]
+        order = self._turns()
         decodes_left = sum(1 for seq in order if seq.num_uncomputed_tokens == 1)
         for seq in order:
             if not budget:
@@ -294,14 +292,19 @@ class Scheduler:
 
     def _schedule_decode(self) -> list[Sequence]:
         batch: list[Sequence] = []
-        for seq in self._order.turns(self.running):
+        for seq in self._turns():
             if len(batch) == self.max_num_batched_tokens:
                 break
-            if seq.num_pending_tokens and is_full(seq, self.num_slots, seq.num_pending_tokens):
-                continue
             if seq.status is SequenceStatus.RUNNING and self._make_room(seq):
                 self._grant(seq, 1, batch)
         return batch
+
+    def _turns(self) -> list[Sequence]:
+        """Who runs, first to come first, without those that end with the token that is still to come."""
+        order = self._order.turns(self.running)
+        if not any(seq.num_pending_tokens for seq in order):
+            return order
+        return [seq for seq in order if not is_full(seq, self.num_slots, seq.num_pending_tokens)]
 
     def _admit(self, batch: list[Sequence], budget: int, *, chunk: bool) -> None:
         """Promote from the head of ``waiting``; stop at the first that does not fit, so that nobody overtakes it.

@@ -61,7 +61,7 @@ class LogitRows:
             if count > 0:
                 self._prompts.append((index, begin, count))
                 self._scored += range(first_row + begin - start, first_row + begin - start + count)
-        num_rows = end - (seq.num_tokens + seq.num_pending_tokens) + 1  # one, and one for each draft
+        num_rows = end - seq.length + 1  # one, and one for each draft
         if num_rows > 0:
             after = first_row + seq.num_scheduled_tokens
             self.sampled += [index] * num_rows

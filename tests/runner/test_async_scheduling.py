@@ -66,5 +66,14 @@ def test_the_compiled_kernels_have_nothing_to_overlap(tmp_path: Path, monkeypatc
     path = write_checkpoint(build_module(model_config("Llama", vocab_size=VOCABULARY, hidden_size=64)), tmp_path / "model")
     with pytest.raises(ConfigError, match="async_scheduling=True needs a runner on a device of its own"):
         LLM(str(path), async_scheduling=True)
-    with pytest.raises(ConfigError, match="async_scheduling must be True, False or None"):
-        LLM(str(path), async_scheduling="yes")
+    for value in ("yes", 1):
+        with pytest.raises(ConfigError, match="async_scheduling must be True, False or None"):
+            LLM(str(path), async_scheduling=value)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_usage_tells_of_cached_tokens_and_of_the_start(asynchronous: bool, directory: Path) -> None:
+    with LLM(str(directory), dtype="float32", block_size=8, async_scheduling=asynchronous) as llm:
+        outputs = [llm.generate([list(range(20))], SamplingParams(max_tokens=4), use_tqdm=False)[0] for _ in range(2)]
+    assert [output.num_cached_tokens for output in outputs] == [0, 16]
+    assert all(output.metrics is not None and output.metrics.first_scheduled_time is not None for output in outputs)

@@ -84,17 +84,22 @@ def run_ahead(runner: ModelRunner, seqs: list[Sequence], leaves: dict[int, int] 
             live.remove(seqs[leaves[launch]])
         batch = list(live) if launch % 3 else live[::-1]
         assert runner.can_launch(batch)
-        pending = runner.launch(batch, launch == 0)
-        for seq in batch:
-            seq.num_computed_tokens += seq.num_scheduled_tokens
-            seq.num_scheduled_tokens = 1
-        if flying:
-            take(*flying.pop())
-        for seq in batch:
-            seq.num_pending_tokens = 1
-        flying.append((batch, pending))
+        launch_one(runner, batch, launch == 0, flying)
     take(*flying.pop())
     return [seq.completion_token_ids for seq in seqs]
+
+
+def launch_one(runner: ModelRunner, batch: list[Sequence], is_prefill: bool, flying: list[tuple[list[Sequence], Any]]) -> None:
+    """As the engine does: the launch before this one is waited for once this one is under way."""
+    pending = runner.launch(batch, is_prefill)
+    for seq in batch:
+        seq.num_computed_tokens += seq.num_scheduled_tokens
+        seq.num_scheduled_tokens = 1
+    if flying:
+        take(*flying.pop())
+    for seq in batch:
+        seq.num_pending_tokens = 1
+    flying.append((batch, pending))
 
 
 def take(batch: list[Sequence], pending: Any) -> None:
@@ -168,15 +173,7 @@ def test_a_newcomers_prompt_joins_those_whose_tokens_are_pending(model: LoadedMo
         if launch in joins:
             live.append(joins[launch])
         batch = list(live)
-        pending = runner.launch(batch, launch in joins)
-        for seq in batch:
-            seq.num_computed_tokens += seq.num_scheduled_tokens
-            seq.num_scheduled_tokens = 1
-        if flying:
-            take(*flying.pop())
-        for seq in batch:
-            seq.num_pending_tokens = 1
-        flying.append((batch, pending))
+        launch_one(runner, batch, launch in joins, flying)
     take(*flying.pop())
     assert [seq.completion_token_ids for seq in (first, second, third)] == [expected[0], expected[1][:6], expected[2][:3]]
 

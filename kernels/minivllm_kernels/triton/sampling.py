@@ -41,6 +41,7 @@ from minivllm_kernels.triton.cut import (
     weight_of,
 )
 from minivllm_kernels.triton.launch import COMPILER_OPTIONS, next_power_of_2
+from minivllm_kernels.triton.likely import gather_kernel, weigh_kernel
 
 __all__ = ["COMPILE_CASES", "sample", "sample_rows", "sample_with_cuts"]
 
@@ -100,9 +101,9 @@ def sample_with_cuts(logits: Tensor, draws: DrawTensors, ways: int = WAYS) -> tu
     given = (draws.temperature, draws.min_p, draws.top_p, draws.top_k, masses, listed, counts)
     options = {"num_warps": NUM_WARPS, "num_stages": 1, **COMPILER_OPTIONS}
     shape = (width, logits.stride(0), blocks)
-    _weigh_kernel[(rows, parts)](logits, packed, *given, values, ids, *shape, columns, BLOCK=block, **sizes, **scale, **options)
+    weigh_kernel[(rows, parts)](logits, packed, *given, values, ids, *shape, columns, BLOCK=block, **sizes, **scale, **options)
     if flat:
-        _gather_kernel[(rows, parts)](counts, values, ids, values[1], ids[1], BLOCK=GATHER_BLOCK, **sizes, **options)
+        gather_kernel[(rows, parts)](counts, values, ids, values[1], ids[1], BLOCK=GATHER_BLOCK, **sizes, **options)
     options["num_warps"] = CHOOSE_WARPS
     search = {"BLOCKS": next_power_of_2(blocks), "SEARCH": SEARCH_BLOCK, "WAYS": ways, "BITS": bits}
     outputs = (draws.uniform, tokens, cuts)
@@ -122,57 +123,6 @@ def sample_with_cuts(logits: Tensor, draws: DrawTensors, ways: int = WAYS) -> tu
         **options,
     )
     return tokens, cuts
-
-
-@triton.jit
-def _weigh_kernel(
-    logits, packed, temperatures, min_ps, top_ps, top_ks, masses, listed, counts, values, ids, width, row_stride, blocks, columns,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, ROOM: tl.constexpr, SCALE: tl.constexpr,
-):  # fmt: skip
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    parts = tl.num_programs(1)
-    key, _ = best_of(packed, row, parts, PARTS)
-    temperature = tl.load(temperatures + row)
-    count = tl.full([], 0, tl.int32)
-    mass = tl.full([], 0, tl.int64)
-    if (temperature > 0.0) & (key > KEY_OF_MINUS_INF) & (key < KEY_OF_INF):
-        peak = key_value(key)
-        sharpness, min_p = sharpness_of(temperature), tl.load(min_ps + row)
-        cut = is_cut(tl.load(top_ps + row), tl.load(top_ks + row), width)
-        floor = list_floor(peak, temperature)
-        mine = (row * parts + part) * ROOM
-        for start in range(0, columns, BLOCK):
-            column = part * columns + start + tl.arange(0, BLOCK)
-            x = tl.load(logits + row * row_stride + column, mask=column < width, other=float("-inf"))
-            weight = weight_of(x, peak, sharpness, min_p, SCALE)
-            number = (part * columns + start) // BLOCK
-            tl.store(masses + row * blocks + number, tl.sum(weight, axis=0), mask=number < blocks)
-            if cut:
-                likely = x >= floor
-                mass += tl.sum(tl.where(likely, weight, 0), axis=0)
-                place = count + tl.cumsum(likely.to(tl.int32), axis=0) - 1
-                fits = likely & (place < ROOM)
-                tl.store(values + mine + place, x, mask=fits)
-                tl.store(ids + mine + place, column, mask=fits)
-                count += tl.sum(likely.to(tl.int32), axis=0)
-    tl.store(counts + row * parts + part, count)
-    tl.store(listed + row * parts + part, mass)
-
-
-@triton.jit
-def _gather_kernel(counts, values, ids, flat_values, flat_ids, BLOCK: tl.constexpr, PARTS: tl.constexpr, ROOM: tl.constexpr):
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    parts = tl.num_programs(1)
-    each = tl.arange(0, PARTS)
-    numbers = tl.minimum(tl.load(counts + row * parts + each, mask=each < parts, other=0), ROOM)
-    source = (row * parts + part) * ROOM
-    target = row * parts * ROOM + tl.sum(tl.where(each < part, numbers, 0), axis=0)
-    mine = tl.sum(tl.where(each == part, numbers, 0), axis=0)
-    for start in range(0, mine, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        inside = place < mine
-        tl.store(flat_values + target + place, tl.load(values + source + place, mask=inside), mask=inside)
-        tl.store(flat_ids + target + place, tl.load(ids + source + place, mask=inside), mask=inside)
 
 
 @triton.jit
@@ -288,12 +238,12 @@ def _cases() -> tuple[CompileCase, ...]:
         search = {"BLOCKS": blocks, "SEARCH": SEARCH_BLOCK, "WAYS": WAYS, "BITS": bits}
         name = f"{width} in {parts}"
         cases += [
-            CompileCase(f"sample weigh {name}", _weigh_kernel, {**given, "columns": "i32:16"}, sizes, NUM_WARPS, 1),
+            CompileCase(f"sample weigh {name}", weigh_kernel, {**given, "columns": "i32:16"}, sizes, NUM_WARPS, 1),
             CompileCase(f"sample choose {name}", _choose_kernel, {**given, **results}, {**sizes, **search}, CHOOSE_WARPS, 1),
         ]
     lists = {"counts": "*i32", "values": "*fp32", "ids": "*i32", "flat_values": "*fp32", "flat_ids": "*i32"}
     gather = {"BLOCK": GATHER_BLOCK, "PARTS": 128, "ROOM": 2048}
-    return (*cases, CompileCase("sample gather", _gather_kernel, lists, gather, NUM_WARPS, 1))
+    return (*cases, CompileCase("sample gather", gather_kernel, lists, gather, NUM_WARPS, 1))
 
 
 COMPILE_CASES = _cases()

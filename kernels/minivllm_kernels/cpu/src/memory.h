@@ -1,5 +1,5 @@
-// Scratch in large pages where the system has them. Not for the cache: it grows by pages that are new, and being given a large one costs
-// more, on the machines measured, than finding small ones.
+// Scratch in large pages where the system has them. Not for the cache: it grows by pages that are new, and on the machine that was
+// measured being given a large one costs more than finding small ones (docs/performance.md).
 #pragma once
 #include <cstdlib>
 #include <new>
