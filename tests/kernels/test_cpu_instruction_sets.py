@@ -86,11 +86,12 @@ def test_the_selftest_looks_at_everything(native: dict[str, str], directory: Pat
     assert digests("native", "c++", directory)[0] == kernel_library().minivllm_isa().decode()
     assert {name.split()[0] for name in native} == {"exp2v", "silu", "lanes", "bytes", "bfloat16", "sample", "product", "decoder"}
     for weights, cache in WEIGHT_AND_CACHE_KINDS:
-        assert f"decoder {weights} weights, {cache} cache, blocks of 16" in native
+        for head_dim in (48, 64):
+            assert f"decoder {weights} weights, {cache} cache, blocks of 16, heads of {head_dim}" in native
     # Different computations, different digests; only a block size changes nothing.
-    assert (
-        native["decoder int8 weights, float32 cache, blocks of 16"] == native["decoder int8 weights, float32 cache, blocks of 24"]
-    )
+    for cache in ("float32", "bfloat16"):
+        of_blocks = {native[f"decoder int8 weights, {cache} cache, blocks of {size}, heads of 48"] for size in (16, 24)}
+        assert len(of_blocks) == 1
     assert len(set(native.values())) == len(native) - 2
 
 

@@ -19,7 +19,7 @@ from minivllm_kernels.cpu.packing import DTYPES, KINDS, PackedMatrix, padded_sha
 __all__ = ["PIECES", "CpuDecoder", "DecoderGeometry", "DecoderWeights", "LayerWeights", "check_weights", "unsupported"]
 
 PIECES = ("embed", "norms", "qkv", "rotary", "attention", "out", "gate_up", "down", "rounding", "head")
-"""What a step consists of; ``rounding`` makes bytes or bfloat16 of attention's and the MLP's results. As in ``decoder.cpp``."""
+"""What a step consists of; ``rounding`` makes bytes or bfloat16 of the MLP's results. As in ``decoder.h``."""
 
 
 @dataclass(frozen=True, slots=True)

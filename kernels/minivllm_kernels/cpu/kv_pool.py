@@ -1,7 +1,7 @@
 """The memory of a compiled decoder's KV blocks: one pool for all layers.
 
 A block of all layers lies together, ``[num_blocks, layer, keys or values, KV head x slot, head_dim]``. Its inner layouts are the
-library's own (``src/attention.h``). Not initialised: the system gives pages when they are first used.
+library's own (``src/cache.h``). Not initialised: the system gives pages when they are first used.
 """
 
 import torch

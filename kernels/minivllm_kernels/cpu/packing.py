@@ -1,4 +1,4 @@
-"""Weights in the layouts of ``src/matrix.h``: panels of 32 output channels, streamed once per product.
+"""Weights in the layouts of ``src/rows.h``: panels of 32 output channels, streamed once per product.
 
 Kinds: ``float32`` and ``bfloat16`` keep their values, and activations stay floats; with ``bfloat16_dot`` activations are rounded
 to bfloat16 too, which is what ``dtype="bfloat16"`` means elsewhere, and faster; ``int8`` takes one scale per output channel,

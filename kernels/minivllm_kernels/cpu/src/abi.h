@@ -1,6 +1,7 @@
 // What the library shows to the outside: plain C, structures of addresses and sizes, no ownership.
 #pragma once
 #include "attention.h"
+#include "matrix.h"
 #include "sampling.h"
 
 struct Layer {  // this and the next two are mirrored by ctypes in library.py

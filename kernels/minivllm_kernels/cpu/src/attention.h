@@ -1,147 +1,14 @@
-// Causal attention over a paged cache, for decoding rows and for prompts, in one arithmetic.
-//
-// Cache of one layer, per block and KV head, other layers' blocks between two of its own: K transposed in groups of 16 tokens, [block][head][size/16][D][16], so that one load
-// brings one coordinate of 16 keys; V [block][head][size][D]. Elements float, bf16, or int8 with one float scale per token and
-// head, [block][head][size]. Of bf16, what is summed lies in pairs: K [block][head][size/16][D/2][16][2], V
-// [block][head][size/2][D][2]; queries and softmax weights are rounded to bf16, sums are floats. Block sizes that 16 does not
-// divide: [block][head][size][D], brought into these layouts before use.
+// Causal attention over a paged cache (cache.h), for decoding rows and for prompts, in one arithmetic. Over a bfloat16 cache queries
+// and softmax weights are rounded to bfloat16, sums are floats.
 //
 // Keys are taken in chunks of CHUNK from position 0 on. Inside a chunk: all scores, their maximum, 2^(s - max), the sum, and the
 // weighted sum of V in ascending order; chunks are merged in ascending order. This does not depend on how many queries are
 // looked at together or where a prompt was cut, so a row gets the same bits decoded, prefilled, chunked, alone or in a batch.
 // Masked scores become -inf by selection and V rows past the end are not read: what was never written may hold NaN.
 #pragma once
-#include "matrix.h"
+#include "cache.h"
 
-constexpr int CHUNK = 128;
-constexpr int GROUPS = CHUNK / 16;
-constexpr int MOST_HEAD_DIM = 256;  // decoder.py refuses more
 constexpr int STRIP = 6;  // query rows that share one pass over the keys
-
-struct Cache {  // one layer; mirrored by ctypes
-  void *k, *v;
-  float *k_scale, *v_scale;  // int8 only
-};
-
-struct Geometry {
-  int heads, kv_heads, head_dim, block_size, kind;  // kind of the cache elements
-  int block_rows;  // rows of head_dim from one block of a layer to the next: all layers' keys and values lie between them
-  int group() const { return heads / kv_heads; }
-  bool grouped() const { return block_size % 16 == 0; }
-  size_t row(int block, int head, int offset) const { return (size_t)block * block_rows + head * block_size + offset; }
-};
-
-static INLINE float peak_of(const float *x, int n) {  // NaN if one of them is: compared as integers, it is the largest
-  int32_t top = 0, bits;
-  for (int i = 0; i < n; i++) memcpy(&bits, x + i, 4), top = std::max(top, bits & 0x7fffffff);
-  float peak;
-  memcpy(&peak, &top, 4);
-  return peak;
-}
-
-// One key or value of `size` elements into its places: `step` between the groups of `pair` elements that stay together.
-template <class E>
-static INLINE void scatter(E *to, const E *x, int size, int step, int pair) {
-  if (pair == 2)
-    for (int i = 0; i < size; i += 2) to[(i / 2) * step] = x[i], to[(i / 2) * step + 1] = x[i + 1];
-  else
-    for (int i = 0; i < size; i++) to[i * step] = x[i];
-}
-
-template <class E>
-static inline void put_token(const Geometry &g, const Cache &to, size_t row, int offset, const E *k, const E *v) {
-  const int D = g.head_dim;
-  constexpr int pair = Products<E>::STEP;
-  E *kp = (E *)to.k, *vp = (E *)to.v;
-  if (!g.grouped()) {
-    memcpy((void *)(kp + row * D), k, sizeof(E) * D), memcpy((void *)(vp + row * D), v, sizeof(E) * D);
-    return;
-  }
-  scatter(kp + (row - offset % 16) * D + offset % 16 * pair, k, D, 16 * pair, pair);
-  scatter(vp + (row - offset % pair) * D + offset % pair, v, D, pair, 1);
-}
-
-// Key and value of one token and head into their slot.
-static inline void store_token(const Geometry &g, const Cache &to, int block, int head, int offset, const float *k, const float *v) {
-  const int D = g.head_dim;
-  const size_t row = g.row(block, head, offset);
-  if (g.kind == INT8) {
-    int8_t bytes[2][MOST_HEAD_DIM];
-    for (int side = 0; side < 2; side++) {
-      const float *x = side ? v : k;
-      const float peak = peak_of(x, D), inverse = inverse_scale(peak);
-      (side ? to.v_scale : to.k_scale)[row] = peak * (1.f / 127.f);
-      for (int d = 0; d < D; d++) bytes[side][d] = inverse > 0 ? (int8_t)std::nearbyintf(x[d] * inverse) : 0;
-    }
-    put_token(g, to, row, offset, bytes[0], bytes[1]);
-  } else if (g.kind == BFLOAT16) {
-    Paired rounded[2][MOST_HEAD_DIM];
-    for (int d = 0; d < D; d += 16) {
-      store_bf16(rounded[0] + d, round_bf16(load(k + d)));
-      store_bf16(rounded[1] + d, round_bf16(load(v + d)));
-    }
-    put_token(g, to, row, offset, rounded[0], rounded[1]);
-  } else {
-    put_token(g, to, row, offset, k, v);
-  }
-}
-
-template <class E>
-struct Keys {  // up to CHUNK keys of one head: addresses of groups of 16
-  const E *k[GROUPS], *v[GROUPS];
-  const E *ahead[GROUPS];  // keys that are looked at next
-  const float *k_scale[GROUPS], *v_scale[GROUPS];
-  int count;  // keys that exist
-};
-
-template <class E>
-static INLINE const E *as(const void *p) { return (const E *)p; }
-
-// In place, from the cache.
-template <class E>
-static inline void point(Keys<E> &keys, const Geometry &g, const Cache &c, const int32_t *table, int head, int from, int count) {
-  keys.count = count;
-  for (int i = 0; i * 16 < count; i++) {
-    int t = from + 16 * i, block = table[t / g.block_size], offset = t % g.block_size;
-    size_t row = g.row(block, head, offset);
-    keys.k[i] = as<E>(c.k) + row * g.head_dim;
-    keys.v[i] = as<E>(c.v) + row * g.head_dim;
-    keys.ahead[i] = keys.k[i];
-    if (g.kind == INT8) keys.k_scale[i] = c.k_scale + row, keys.v_scale[i] = c.v_scale + row;
-  }
-}
-
-// Brought together in `room` (2 * CHUNK * D elements), where blocks are no multiple of 16. Not for int8.
-template <class E>
-static inline void gather(Keys<E> &keys, E *room, const Geometry &g, const Cache &c, const int32_t *table, int head, int from, int count) {
-  const int D = g.head_dim;
-  constexpr int pair = Products<E>::STEP;
-  E *k = room, *v = room + CHUNK * D;
-  keys.count = count;
-  for (int i = 0; i * 16 < count; i++) keys.k[i] = keys.ahead[i] = k + i * 16 * D, keys.v[i] = v + i * 16 * D;
-  for (int t = 0; t < count; t++) {
-    const size_t row = g.row(table[(from + t) / g.block_size], head, (from + t) % g.block_size);
-    scatter(k + t / 16 * 16 * D + t % 16 * pair, as<E>(c.k) + row * D, D, 16 * pair, pair);
-    scatter(v + t / pair * pair * D + t % pair, as<E>(c.v) + row * D, D, pair, 1);
-  }
-}
-
-// Where a chunk of keys is: in the cache, or in `room` where it had to be brought together.
-template <class E>
-static INLINE void find(Keys<E> &keys, float *room, const Geometry &g, const Cache &c, const int32_t *table, int head, int from, int count) {
-  if constexpr (sizeof(E) > 1)
-    if (!g.grouped()) return gather(keys, (E *)room, g, c, table, head, from, count);
-  point(keys, g, c, table, head, from, count);
-}
-
-// Floats as queries for a cache of E.
-template <class E>
-static INLINE void put_query(typename Products<E>::Other *to, const float *x, int size) {
-  if constexpr (Products<E>::STEP == 2)
-    for (int d = 0; d < size; d += 16) store_factors(to + d, load(x + d));
-  else
-    memcpy(to, x, sizeof(float) * size);
-}
 
 // Sixteens of sums that each of M rows keeps in registers.
 constexpr int columns_of(int rows) { return VECTOR_BYTES == 64 ? 4 : rows <= 3 ? 2 : 1; }
@@ -210,6 +77,7 @@ static void attend(const typename Products<E>::Other *q, int D, const Keys<E> &k
   constexpr int N = columns_of(M);
   int g = 0;
   for (; g + N <= groups; g += N) score_groups<M, N, E>(q, D, keys, g, scores);
+  if (N > 2 && g + 2 <= groups) score_groups<M, std::min(N, 2), E>(q, D, keys, g, scores), g += 2;
   for (; g < groups; g++) score_groups<M, 1, E>(q, D, keys, g, scores);
   const i32x16 lane = lane_numbers();
   for (int m = 0; m < M; m++) {
@@ -276,9 +144,9 @@ static INLINE void merge(int rows, Running *state, float *sums, const float *par
     for (int d = 0; d < D; d += 16) store(sum + d, fma(load(part + d), splat(add[m]), load(sum + d) * keep[m]));
   }
 }
-static INLINE void divide(const Running &state, const float *sum, float *out, int D) {
+static INLINE void divide(const Running &state, float *sum, int D) {
   f32x16 inverse = splat(1.f / state.total);
-  for (int d = 0; d < D; d += 16) store(out + d, load(sum + d) * inverse);
+  for (int d = 0; d < D; d += 16) store(sum + d, load(sum + d) * inverse);
 }
 
 // --- a decoding row: one task per (row, KV head, chunk) ---------------------------------------------------------------------
@@ -290,18 +158,15 @@ static void decode_keys(Keys<E> &keys, const Geometry &g, const Cache &c, const 
   find(keys, room, g, c, table, head, from, std::min(CHUNK, length - from));
 }
 
-// part: [group][D + 2], the last two being peak and total. `room`: 2 * STRIP * D floats.
+// part: [group][D + 2], the last two being peak and total. `q`: [group][D]. `room`: STRIP * D floats.
 template <class E>
-static void decode_chunk(const Geometry &g, const Keys<E> &keys, const float *q, float *part, float *room) {
-  typedef typename Products<E>::Other Query;
+static void decode_chunk(const Geometry &g, const Keys<E> &keys, const typename Products<E>::Other *q, float *part, float *room) {
   const int D = g.head_dim;
-  Query *mine = (Query *)(room + STRIP * D);
   for (int r = 0; r < g.group(); r += STRIP) {
     int rows = std::min(STRIP, g.group() - r), visible[STRIP];
     float peak[STRIP], total[STRIP];
     for (int &v : visible) v = keys.count;
-    put_query<E>(mine, q + r * D, rows * D);
-    attend_rows<E>(rows, mine, D, keys, visible, room, peak, total);
+    attend_rows<E>(rows, q + r * D, D, keys, visible, room, peak, total);
     for (int m = 0; m < rows; m++) {
       float *to = part + (r + m) * (D + 2);
       memcpy(to, room + m * D, sizeof(float) * D);
@@ -310,16 +175,17 @@ static void decode_chunk(const Geometry &g, const Keys<E> &keys, const float *q,
   }
 }
 
-static void decode_combine(const Geometry &g, const float *parts, int chunks, float *out, float *sum) {
+// out: [group][D].
+static void decode_combine(const Geometry &g, const float *parts, int chunks, float *out) {
   const int D = g.head_dim, stride = g.group() * (D + 2);
-  for (int r = 0; r < g.group(); r++) {
+  memset(out, 0, sizeof(float) * g.group() * D);
+  for (int r = 0; r < g.group(); r++, out += D) {
     Running state{-INFINITY, 0};
-    memset(sum, 0, sizeof(float) * D);
     for (int i = 0; i < chunks; i++) {
       const float *p = parts + (size_t)i * stride + r * (D + 2);
-      merge(1, &state, sum, p, D, p + D, p + D + 1, D);
+      merge(1, &state, out, p, D, p + D, p + D + 1, D);
     }
-    divide(state, sum, out + r * D, D);
+    divide(state, out, D);
   }
 }
 
@@ -327,25 +193,21 @@ static void decode_combine(const Geometry &g, const float *parts, int chunks, fl
 
 constexpr int TILE_ROWS = 96;
 static INLINE int queries_per_tile(const Geometry &g) { return std::max(1, TILE_ROWS / g.group()); }
-static INLINE size_t prompt_room(const Geometry &g) {  // floats of scratch that a thread needs
-  size_t rows = (size_t)queries_per_tile(g) * g.group() + STRIP;
-  return 2 * CHUNK * g.head_dim + 2 * rows * g.head_dim + 2 * STRIP * g.head_dim + 2 * rows + 64;
+static INLINE size_t attention_room(const Geometry &g) {  // floats of scratch that a thread needs
+  const size_t rows = (size_t)queries_per_tile(g) * g.group();
+  return (2 * CHUNK + rows + STRIP) * g.head_dim + 2 * rows + 64;
 }
 
-// Queries [first, last) of one sequence; query i stands at position `start + i`. q and out: row i, head h at i * stride + h * D.
-template <class E>
+// Queries [first, last) of one sequence, `q` [last - first][group][D]; query i stands at position `start + i`. put(i, x [group][D])
+// takes what query i attended to.
+template <class E, class Put>
 static void prompt_tile(const Geometry &g, const Cache &c, const int32_t *table, int head, int start, int first, int last,
-                        const float *q, size_t q_stride, float *out, size_t out_stride, float *room) {
-  typedef typename Products<E>::Other Query;
+                        const typename Products<E>::Other *q, const Put &put, float *room) {
   const int D = g.head_dim, G = g.group(), rows = (last - first) * G, end = start + last;
-  Query *mine = (Query *)(room + 2 * CHUNK * D);
-  float *sums = room + 2 * CHUNK * D + (rows + STRIP) * D, *part = sums + (rows + STRIP) * D;
+  float *sums = room + 2 * CHUNK * D, *part = sums + rows * D;
   Running *state = (Running *)(part + STRIP * D);
-  for (int r = 0; r < rows; r++) {
-    put_query<E>(mine + r * D, q + (first + r / G) * q_stride + (head * G + r % G) * D, D);
-    memset(sums + r * D, 0, sizeof(float) * D);
-    state[r] = {-INFINITY, 0};
-  }
+  memset(sums, 0, sizeof(float) * rows * D);
+  for (int r = 0; r < rows; r++) state[r] = {-INFINITY, 0};
   for (int from = 0; from < end; from += CHUNK) {
     const int count = std::min(CHUNK, end - from);
     Keys<E> keys;
@@ -359,9 +221,10 @@ static void prompt_tile(const Geometry &g, const Cache &c, const int32_t *table,
       }
       if (!most) continue;
       keys.count = most;  // keys that no row of the strip can see need not be looked at
-      attend_rows<E>(strip, mine + r * D, D, keys, visible, part, peak, total);
+      attend_rows<E>(strip, q + r * D, D, keys, visible, part, peak, total);
       merge(strip, state + r, sums + r * D, part, D, peak, total, D);
     }
   }
-  for (int r = 0; r < rows; r++) divide(state[r], sums + r * D, out + (first + r / G) * out_stride + (head * G + r % G) * D, D);
+  for (int r = 0; r < rows; r++) divide(state[r], sums + r * D, D);
+  for (int i = first; i < last; i++) put(i, sums + (i - first) * G * D);
 }

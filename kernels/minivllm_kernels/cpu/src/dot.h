@@ -137,7 +137,7 @@ static OUTLINE i32x16 dot4(const i32x16 &accumulator, const weights64 &w, int32_
 
 #if defined(DOT_TAKES_PAIRS)
 typedef BF16 Factor;  // what multiplies a pair of weights: two of them lie side by side
-static INLINE void store_factors(Factor *p, const f32x16 &x) { store_bf16(p, round_bf16(x)); }
+static INLINE void store_factors(Factor *p, const f32x16 &x) { store_rounded(p, x); }
 static INLINE void store_plain_factors(Factor *p, const f32x16 &x) {  // not NaN, 0 or at least 2^-56
   _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
 }

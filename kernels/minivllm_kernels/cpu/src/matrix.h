@@ -1,122 +1,25 @@
-// y = x * W^T for a few rows of x: int8, bfloat16 or float32 weights, packed once, streamed once per call.
-//
-// Packed weights: panels of 32 output channels. int4: see int4.h. Float kinds: [N/32][K][32]. int8: bytes w + 128, [N/32][K/4][32][4], one scale
-// per channel. Activations of int8: signed bytes, one scale and one correction per row and group of GROUP values.
+// y = x * W^T for a few rows of x: int8, int4, bfloat16 or float32 weights (rows.h), packed once, streamed once per call.
 //
 // A row's result is one chain of fused multiply-adds per channel, in ascending k (int8: exact integers inside a group, groups in
 // ascending order). Tiles of rows only share loads, so a row gets the same bits alone and in any batch.
 #pragma once
 #include <atomic>
-#include <algorithm>
-#include <cstddef>
-#include "int4.h"
+#include "rows.h"
 #include "threads.h"
 
-#ifndef GROUP
-#define GROUP 64
-#endif
-constexpr int PANEL = 32;
 #if VECTOR_BYTES == 64
 constexpr int TILE_INT8 = 6, TILE_FLOAT = 12;
 #else
 constexpr int TILE_INT8 = 2, TILE_FLOAT = 2;
 #endif
 
-// BFLOAT16: weights are bfloat16 numbers, activations stay floats. BFLOAT16_DOT: both are bfloat16, summed in floats.
-enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, BFLOAT16_DOT = 4 };
-
-static INLINE bool takes_bytes(int kind) { return kind == INT8 || kind == INT4; }
-static INLINE int group_of(int kind) { return kind == INT4 ? GROUP4 : GROUP; }  // activations that share a scale
-
-struct Matrix {  // mirrored by ctypes in library.py
-  const void *data;
-  const float *scale;  // per channel, int8 only
-  const float *bias;   // per channel, or null
-  int32_t kind;
-  int32_t channels;  // N, a multiple of PANEL
-  int32_t depth;     // K; of int8 a multiple of GROUP, of int4 and bfloat16_dot of 32, else of 16
-  int32_t pad;
-};
-
-struct Rows {  // activations of a batch, [rows][depth]
-  float *x;       // float kinds; of bfloat16_dot Factors
-  int8_t *q;      // int8: bytes, [rows][depth]
-  float *scale;   // [rows][depth / group]
-  int32_t *fix;   // -128 * sum of the group
-};
-
 enum Epilogue { STORE, ADD, SILU_MUL };  // SILU_MUL: a panel is 16 gate and 16 up channels, 16 products are written
-
-// What makes bytes of values up to `peak`; 0 where bytes cannot tell: of nothing but zeros, or so small that 127 / peak is
-// infinite, or not finite (the scale says that).
-static INLINE float inverse_scale(float peak) { return peak > 1e-36f && peak <= FLT_MAX ? 127.f / peak : 0.f; }
-
-template <int G>
-static INLINE void quantize_group(const float *x, int8_t *q, float *scale, int32_t *fix) {
-  f32x16 v[G / 16];
-  i32x16 top = {};
-  for (int i = 0; i < G / 16; i++) {
-    v[i] = load(x + 16 * i);
-    top = vmax(abs_bits(v[i]), top);
-  }
-  const int32_t bits = max_lanes(top);
-  float peak;
-  memcpy(&peak, &bits, 4);
-  if (!(peak <= FLT_MAX)) {  // the row's results are to be NaN
-    memset(q, 0, G);
-    *scale = NAN, *fix = 0;
-    return;
-  }
-  const f32x16 inverse = splat(inverse_scale(peak));
-  i32x16 sum = {};
-  for (int i = 0; i < G / 16; i++) {
-    i32x16 r = round_to_int(v[i] * inverse);
-    sum += r;
-    store_bytes(q + 16 * i, r);
-  }
-  *scale = peak * (1.f / 127.f);
-  *fix = -128 * sum_lanes(sum);
-}
-
-template <int G>
-static inline void put_bytes(const Rows &to, size_t row, const float *x, int size, int depth) {
-  const int groups = depth / G;
-  int g = 0;
-  for (; (g + 1) * G <= size; g++)
-    quantize_group<G>(x + g * G, to.q + row * depth + g * G, to.scale + row * groups + g, to.fix + row * groups + g);
-  if (g < groups) {
-    float last[G] = {};
-    memcpy(last, x + g * G, sizeof(float) * (size - g * G));
-    quantize_group<G>(last, to.q + row * depth + g * G, to.scale + row * groups + g, to.fix + row * groups + g);
-  }
-}
-
-// One row of `size` floats, zero-padded to `depth`, into the form that `kind` of weights wants.
-static inline void put_row(Kind kind, const Rows &to, size_t row, const float *x, int size, int depth) {
-  if (kind == BFLOAT16_DOT) {
-    Factor *p = (Factor *)to.x + row * depth;
-    int i = 0;
-    for (; i + 16 <= size; i += 16) store_factors(p + i, load(x + i));
-    for (; i < depth; i += 16) {
-      float last[16] = {};
-      if (i < size) memcpy(last, x + i, sizeof(float) * (size - i));
-      store_factors(p + i, load(last));
-    }
-    return;
-  }
-  if (!takes_bytes(kind)) {
-    memcpy(to.x + row * depth, x, sizeof(float) * size);
-    memset(to.x + row * depth + size, 0, sizeof(float) * (depth - size));
-    return;
-  }
-  if (kind == INT4) return put_bytes<GROUP4>(to, row, x, size, depth);
-  put_bytes<GROUP>(to, row, x, size, depth);
-}
+enum Ahead { NONE, SOME, ALL };  // of a turn's lines of weights
 
 // M rows x 32 channels over the whole depth. `ahead` is where the weights come from that are needed next: the same panel a
 // little later when there is one tile, this tile's share of the next panel otherwise. Without it memory and arithmetic do not
 // overlap. The rows after these are asked for too: with many of them they come from the second-level cache.
-template <int M>
+template <int M, Ahead AHEAD>
 static INLINE void tile_int8(const int8_t *q, const float *scale, const int32_t *fix, int depth, const uint8_t *w,
                              const char *ahead, int lines, f32x16 (&sum)[M][2]) {
   const int groups = depth / GROUP;
@@ -129,11 +32,11 @@ static INLINE void tile_int8(const int8_t *q, const float *scale, const int32_t 
     for (int k = 0; k < GROUP / 4; k++) {
       weights64 w0 = load_weights(w), w1 = load_weights(w + 64);
       w += 128;
-      if (lines == GROUP / 2) {
+      if constexpr (AHEAD == ALL) {
         __builtin_prefetch(ahead + 128 * k, 0, 3);
         __builtin_prefetch(ahead + 128 * k + 64, 0, 3);
-      } else if (k < lines) {
-        __builtin_prefetch(ahead + 64 * k, 0, 2);
+      } else if constexpr (AHEAD == SOME) {
+        if (k < lines) __builtin_prefetch(ahead + 64 * k, 0, 2);
       }
       if (M > 1 && k < M) __builtin_prefetch(next_rows + 64 * k, 0, 3);
 #pragma GCC unroll 8
@@ -229,7 +132,10 @@ static inline void tile_of_bytes(const Place &p) {
   const int32_t *fix = p.x.fix + p.row * groups;
   const uint8_t *w = (const uint8_t *)p.w.data;
   if (p.w.kind == INT8) {
-    tile_int8<M>(q, scale, fix, depth, w + (size_t)p.panel * PANEL * depth, p.ahead, p.lines, sum);
+    const uint8_t *at = w + (size_t)p.panel * PANEL * depth;
+    if (p.lines == 0) tile_int8<M, NONE>(q, scale, fix, depth, at, p.ahead, p.lines, sum);
+    else if (p.lines == GROUP / 2) tile_int8<M, ALL>(q, scale, fix, depth, at, p.ahead, p.lines, sum);
+    else tile_int8<M, SOME>(q, scale, fix, depth, at, p.ahead, p.lines, sum);
   } else if constexpr (M <= TILE_INT4) {
     tile_int4<M>(q, scale, fix, depth, w + (size_t)p.panel * groups * GROUP4_BYTES, p.ahead, p.lines, sum);
   }
@@ -261,33 +167,30 @@ static void tile(int rows, const Place &p) {
   }
 }
 
-// Panels [first, last) for all rows. `stride` is between rows of y; with SILU_MUL a panel writes 16 values, else 32. Rows are taken
-// in blocks that stay in the second-level cache while the panels pass by.
+// Panels [first, last) for all rows. `stride` is between rows of y. Rows are taken in blocks that stay in the second-level cache
+// while the panels pass by.
 static void multiply_panels(const Rows &x, int rows, const Matrix &w, float *y, size_t stride, Epilogue end, int first, int last) {
   constexpr int BLOCK_BYTES = 320 * 1024;
-  const int limit = w.kind == INT8 ? TILE_INT8 : w.kind == INT4 ? TILE_INT4 : TILE_FLOAT;
-  // k per turn of the inner loop, and the bytes of weights in it
-  const int step = takes_bytes(w.kind) ? group_of(w.kind) : w.kind == BFLOAT16_DOT ? 32 : 16;
-  const size_t step_bytes = w.kind == INT4 ? GROUP4_BYTES : (size_t)step * PANEL * (w.kind == INT8 ? 1 : w.kind == FLOAT32 ? 4 : 2);
-  const size_t panel_bytes = w.depth / step * step_bytes;
-  const int full = (int)(step_bytes / 64);  // lines of weights per turn
+  const int limit = w.kind == INT8 ? TILE_INT8 : w.kind == INT4 ? TILE_INT4 : TILE_FLOAT, turns = w.depth / unit_of(w.kind);
+  const size_t panel_size = panel_bytes(w);
+  const int full = (int)(bytes_of_unit(w.kind) / 64);  // lines of weights per turn of the inner loop
   const int row_bytes = w.depth * (takes_bytes(w.kind) ? 1 : w.kind == BFLOAT16_DOT ? (int)sizeof(Factor) : 4);
   const int blocks = std::max(1, (int)(((size_t)rows * row_bytes + BLOCK_BYTES / 2) / BLOCK_BYTES));
   const int block = ((rows + blocks - 1) / blocks + limit - 1) / limit * limit;
   for (int from = 0; from < rows; from += block) {
     const int here = std::min(block, rows - from), tiles = (here + limit - 1) / limit;
     for (int panel = first; panel < last; panel++) {
-      const char *data = (const char *)w.data + panel * panel_bytes, *ahead = data + (tiles == 1 ? 2048 : panel_bytes);
-      const char *enough = from ? data : data + 2 * panel_bytes;  // later blocks find the weights where the first one left them
+      const char *data = (const char *)w.data + panel * panel_size, *ahead = data + (tiles == 1 ? 2048 : panel_size);
+      const char *enough = from ? data : data + 2 * panel_size;  // later blocks find the weights where the first one left them
       size_t row = from;
       for (int t = 0; t < tiles; t++) {
         const int m = (from + here - (int)row + tiles - t - 1) / (tiles - t);  // even tiles: 8 rows are 4 + 4, not 6 + 2
         const int lines = tiles == 1 ? full : ahead < enough ? (full + tiles - 1) / tiles : 0;
-        float *to = y + (size_t)panel * (end == SILU_MUL ? 16 : 32) + row * stride;
+        float *to = y + (size_t)panel * (end == SILU_MUL ? PANEL / 2 : PANEL) + row * stride;
         const Place place{x, w, row, panel, ahead, lines, to, stride, end};
         if (takes_bytes(w.kind)) tile<true, std::max(TILE_INT8, TILE_INT4)>(m, place);
         else tile<false, TILE_FLOAT>(m, place);
-        ahead += (size_t)lines * 64 * (w.depth / step);
+        ahead += (size_t)lines * 64 * turns;
         row += m;
       }
     }
@@ -303,8 +206,6 @@ static void multiply(const Rows &x, int rows, const Matrix &w, float *y, size_t 
 // Asks memory for the weights that a thread will multiply first, while it would only wait for others.
 static INLINE void fetch_first(const Matrix &w, int threads, int id) {
   constexpr int BYTES = 16384;
-  const int first = Share(w.channels / PANEL, id, threads).begin;
-  const char *p = (const char *)w.data + (w.kind == INT4 ? (size_t)first * (w.depth / GROUP4) * GROUP4_BYTES
-                                                        : (size_t)first * PANEL * w.depth * (w.kind == INT8 ? 1 : w.kind == FLOAT32 ? 4 : 2));
+  const char *p = (const char *)w.data + Share(w.channels / PANEL, id, threads).begin * panel_bytes(w);
   for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(p + i, 0, 2);
 }

@@ -79,7 +79,7 @@ static void test_vectors() {
     bytes.add(&total, 1);
   }
   std::vector<BF16> short_floats(x.size());
-  for (size_t i = 0; i < x.size(); i += 16) store_bf16(&short_floats[i], round_bf16(load(&x[i])));
+  for (size_t i = 0; i < x.size(); i += 16) store_rounded(&short_floats[i], load(&x[i]));
   for (size_t i = 0; i < short_floats.size(); i += 16) halves.add(load(&short_floats[i]));
   exponentials.print("exp2v"), silus.print("silu"), lanes.print("lanes"), bytes.print("bytes"), halves.print("bfloat16");
 }
@@ -145,7 +145,12 @@ static void test_products(int kind) {
 
 // --- the decoder --------------------------------------------------------------------------------------------------------------
 
-constexpr int LAYERS = 2, HIDDEN = 96, HEADS = 7, KV_HEADS = 1, HEAD_DIM = 48, INNER = 112, VOCABULARY = 100, BLOCKS = 40;
+constexpr int LAYERS = 2, HIDDEN = 96, INNER = 112, VOCABULARY = 100, BLOCKS = 40;
+
+struct Shape {
+  int heads, kv_heads, head_dim;
+};
+constexpr Shape ODD = {7, 1, 48}, EVEN = {6, 2, 64};  // of the first, what a KV head attends to is no whole number of groups
 
 struct Network {
   std::deque<Weights> matrices;
@@ -154,7 +159,8 @@ struct Network {
   std::vector<Layer> layers;
   Model model;
 
-  Network(int kind, int cache_kind, int block_size) {
+  Network(int kind, int cache_kind, int block_size, const Shape &shape) {
+    const int heads = shape.heads, kv_heads = shape.kv_heads, head_dim = shape.head_dim;
     Random random(3);
     auto matrix = [&](int n, int k, bool bias) { return matrices.emplace_back(random, kind, n, k, bias).matrix; };
     auto vector = [&](size_t n, float scale, float around) { return vectors.emplace_back(random.reals(n, scale, around)).data(); };
@@ -164,18 +170,18 @@ struct Network {
       return (void *)room.data();
     };
     const bool bytes = cache_kind == INT8;
-    const size_t rows = (size_t)block_size * KV_HEADS, block_rows = 2 * LAYERS * rows, element = bytes ? 1 : cache_kind == BFLOAT16 ? 2 : 4;
-    char *pool = (char *)poison(BLOCKS * block_rows * HEAD_DIM, bytes);
+    const size_t rows = (size_t)block_size * kv_heads, block_rows = 2 * LAYERS * rows, element = bytes ? 1 : cache_kind == BFLOAT16 ? 2 : 4;
+    char *pool = (char *)poison(BLOCKS * block_rows * head_dim, bytes);
     float *scales = bytes ? (float *)poison(BLOCKS * block_rows, false) : nullptr;
-    auto part = [&](int index) { return (void *)(pool + index * rows * HEAD_DIM * element); };
+    auto part = [&](int index) { return (void *)(pool + index * rows * head_dim * element); };
     for (int i = 0; i < LAYERS; i++) {
       Layer layer{};
-      layer.qkv = matrix((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, true);
-      layer.out = matrix(HIDDEN, HEADS * HEAD_DIM, false);
+      layer.qkv = matrix((heads + 2 * kv_heads) * head_dim, HIDDEN, true);
+      layer.out = matrix(HIDDEN, heads * head_dim, false);
       layer.gate_up = matrix(2 * INNER, HIDDEN, false);
       layer.down = matrix(HIDDEN, INNER, true);
       layer.input_norm = vector(HIDDEN, 0.2f, 1.f), layer.post_norm = vector(HIDDEN, 0.2f, 1.f);
-      if (i) layer.q_norm = vector(HEAD_DIM, 0.2f, 1.f), layer.k_norm = vector(HEAD_DIM, 0.2f, 1.f);
+      if (i) layer.q_norm = vector(head_dim, 0.2f, 1.f), layer.k_norm = vector(head_dim, 0.2f, 1.f);
       layer.cache = {part(2 * i), part(2 * i + 1), nullptr, nullptr};
       if (bytes) layer.cache.k_scale = scales + 2 * i * rows, layer.cache.v_scale = scales + (2 * i + 1) * rows;
       layers.push_back(layer);
@@ -184,16 +190,16 @@ struct Network {
     // Nobody keeps a vocabulary in four bits, and the library does not look it up there.
     model.embedding = model.head = matrices.emplace_back(random, kind == INT4 ? INT8 : kind, VOCABULARY, HIDDEN, false).matrix;
     model.final_norm = vector(HIDDEN, 0.2f, 1.f);
-    model.cos_sin = vector((size_t)BLOCKS * block_size * HEAD_DIM, 1.f, 0.f);
-    model.num_layers = LAYERS, model.hidden = HIDDEN, model.heads = HEADS, model.kv_heads = KV_HEADS;
-    model.head_dim = HEAD_DIM, model.intermediate = INNER, model.block_size = block_size, model.cache_kind = cache_kind;
+    model.cos_sin = vector((size_t)BLOCKS * block_size * head_dim, 1.f, 0.f);
+    model.num_layers = LAYERS, model.hidden = HIDDEN, model.heads = heads, model.kv_heads = kv_heads;
+    model.head_dim = head_dim, model.intermediate = INNER, model.block_size = block_size, model.cache_kind = cache_kind;
     model.eps = 1e-5f, model.threads = 2, model.block_rows = (int)block_rows;
   }
 };
 
 // Four sequences: a prompt in three pieces beside others, single tokens, and one that begins last.
-static void test_decoder(int kind, int cache_kind, int block_size) {
-  Network network(kind, cache_kind, block_size);
+static void test_decoder(int kind, int cache_kind, int block_size, const Shape &shape) {
+  Network network(kind, cache_kind, block_size, shape);
   void *decoder = minivllm_decoder_new(&network.model);
   Random random(4);
   const int plan[][4] = {{60, 1, 17, 0}, {70, 1, 1, 0}, {5, 30, 1, 1}, {1, 1, 1, 20}, {1, 1, 0, 1}};
@@ -223,7 +229,8 @@ static void test_decoder(int kind, int cache_kind, int block_size) {
     }
   }
   minivllm_decoder_free(decoder);
-  digest.print(std::string("decoder ") + NAMES[kind] + " weights, " + NAMES[cache_kind] + " cache, blocks of " + std::to_string(block_size));
+  digest.print(std::string("decoder ") + NAMES[kind] + " weights, " + NAMES[cache_kind] + " cache, blocks of " + std::to_string(block_size) +
+               ", heads of " + std::to_string(shape.head_dim));
 }
 
 static void test_sampling() {
@@ -256,6 +263,7 @@ int main() {
   test_sampling();
   for (int kind : {FLOAT32, BFLOAT16, INT8, INT4, BFLOAT16_DOT}) test_products(kind);
   for (int kind : {FLOAT32, BFLOAT16, INT8, INT4, BFLOAT16_DOT})
-    for (int cache_kind : {FLOAT32, BFLOAT16, INT8}) test_decoder(kind, cache_kind, 16);
-  for (int cache_kind : {FLOAT32, BFLOAT16}) test_decoder(INT8, cache_kind, 24);
+    for (int cache_kind : {FLOAT32, BFLOAT16, INT8})
+      for (const Shape &shape : {ODD, EVEN}) test_decoder(kind, cache_kind, 16, shape);
+  for (int cache_kind : {FLOAT32, BFLOAT16}) test_decoder(INT8, cache_kind, 24, ODD);
 }

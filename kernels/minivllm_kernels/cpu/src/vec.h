@@ -100,6 +100,17 @@ static INLINE i32s round_to_int(f32s a) {  // to the nearest, ties to even; |a| 
   return (i32s)(a + magic) - (i32s)magic;
 #endif
 }
+static INLINE f32s sqrt_of(f32s a) {
+#if VECTOR_BYTES == 64
+  return (f32s)_mm512_sqrt_ps((__m512)a);
+#elif VECTOR_BYTES == 32
+  return (f32s)_mm256_sqrt_ps((__m256)a);
+#elif defined(__aarch64__)
+  return (f32s)vsqrtq_f32((float32x4_t)a);
+#else
+  return f32s{std::sqrt(a[0]), std::sqrt(a[1]), std::sqrt(a[2]), std::sqrt(a[3])};
+#endif
+}
 static INLINE f32s floor_of(f32s a) {  // |a| < 2^22
 #if VECTOR_BYTES == 64
   return (f32s)_mm512_roundscale_ps((__m512)a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
@@ -166,6 +177,7 @@ static INLINE Pair<H> fma(const Pair<H> &a, const Pair<H> &b, const Pair<H> &c) 
 }
 template <class H> static INLINE Pair<H> vmax(const Pair<H> &a, const Pair<H> &b) { return {vmax(a.lo, b.lo), vmax(a.hi, b.hi)}; }
 template <class H> static INLINE auto round_to_int(const Pair<H> &a) { return Pair<decltype(round_to_int(a.lo))>{round_to_int(a.lo), round_to_int(a.hi)}; }
+template <class H> static INLINE Pair<H> sqrt_of(const Pair<H> &a) { return {sqrt_of(a.lo), sqrt_of(a.hi)}; }
 template <class H> static INLINE Pair<H> floor_of(const Pair<H> &a) { return {floor_of(a.lo), floor_of(a.hi)}; }
 
 #if VECTOR_BYTES == 64
@@ -253,6 +265,14 @@ static INLINE void store_bf16(BF16 *p, const f32x16 &x) {  // of round_bf16
   float wide[16];
   store(wide, x);
   for (int i = 0; i < 16; i++) memcpy(p + i, (const char *)(wide + i) + 2, 2);  // little endian
+#endif
+}
+static INLINE void store_rounded(BF16 *p, const f32x16 &x) {
+#if VECTOR_BYTES == 64 && defined(__AVX512BF16__)  // whose conversion rounds alike, but keeps small numbers
+  const __m256i near = (__m256i)_mm512_cvtneps_pbh((__m512)x), size = _mm256_and_si256(near, _mm256_set1_epi16(0x7fff));
+  _mm256_storeu_si256((__m256i *)p, _mm256_maskz_mov_epi16(_mm256_cmpge_epu16_mask(size, _mm256_set1_epi16(0x2380)), near));
+#else
+  store_bf16(p, round_bf16(x));
 #endif
 }
 static INLINE i32x16 abs_bits(const f32x16 &a) { return as_ints(a) & 0x7fffffff; }  // ordered as |a|, NaN above infinity

@@ -1,0 +1,152 @@
+// A paged cache of one layer: where keys, values and queries lie, and how they get there.
+//
+// Per block and KV head, other layers' blocks between two of its own: K transposed in groups of 16 tokens, [block][head][size/16][D][16],
+// so that one load brings one coordinate of 16 keys; V [block][head][size][D]. Elements float, bf16, or int8 with one float scale per
+// token and head, [block][head][size]. Of bf16, what is summed lies in pairs: K [block][head][size/16][D/2][16][2], V
+// [block][head][size/2][D][2]; queries are rounded to bf16. Block sizes that 16 does not divide: [block][head][size][D], brought into
+// these layouts before use. Queries of a step: [KV head][row][query head of the group][D].
+#pragma once
+#include "rows.h"
+
+constexpr int CHUNK = 128;
+constexpr int GROUPS = CHUNK / 16;
+constexpr int MOST_HEAD_DIM = 256;  // decoder.py refuses more
+
+struct Cache {  // one layer; mirrored by ctypes
+  void *k, *v;
+  float *k_scale, *v_scale;  // int8 only
+};
+
+struct Geometry {
+  int heads, kv_heads, head_dim, block_size, kind;  // kind of the cache elements
+  int block_rows;  // rows of head_dim from one block of a layer to the next: all layers' keys and values lie between them
+  int group() const { return heads / kv_heads; }
+  bool grouped() const { return block_size % 16 == 0; }
+  size_t row(int block, int head, int offset) const { return (size_t)block * block_rows + head * block_size + offset; }
+};
+
+// Bytes of a key or value, and the scale that makes values of them.
+static inline float quantize_head(const float *x, int8_t *bytes, int size) {
+  i32x16 top = {};
+  for (int d = 0; d < size; d += 16) top = vmax(abs_bits(load(x + d)), top);
+  const int32_t bits = max_lanes(top);  // compared as integers, a NaN is the largest
+  float peak;
+  memcpy(&peak, &bits, 4);
+  const float inverse = inverse_scale(peak);
+  if (!(inverse > 0.f)) memset(bytes, 0, size);
+  else for (int d = 0; d < size; d += 16) store_bytes(bytes + d, round_to_int(load(x + d) * splat(inverse)));
+  return peak * (1.f / 127.f);
+}
+
+// A key into slot 0..15 of its group: `pair` coordinates stay together, the next ones are 16 pairs further on.
+template <class E>
+static INLINE void put_in_group(E *group, int slot, const E *k, int D) {
+  constexpr int pair = Products<E>::STEP;
+  for (int d = 0; d < D; d += pair) memcpy((void *)(group + (size_t)d * 16 + slot * pair), k + d, sizeof(E) * pair);
+}
+template <class E>
+static INLINE void put_key(const Geometry &g, void *to, size_t row, int offset, const E *k) {
+  E *p = (E *)to;
+  if (g.grouped()) put_in_group(p + (row - offset % 16) * g.head_dim, offset % 16, k, g.head_dim);
+  else memcpy((void *)(p + row * g.head_dim), k, sizeof(E) * g.head_dim);
+}
+template <class E>
+static INLINE void put_value(const Geometry &g, void *to, size_t row, const E *v) {
+  memcpy((void *)((E *)to + row * g.head_dim), v, sizeof(E) * g.head_dim);
+}
+// Of bfloat16 a value lies between those of its partner, the token before or after it in the same pair, which another thread
+// may be storing: only its own bytes are written.
+static INLINE void put_paired_value(const Geometry &g, void *to, size_t row, int offset, const float *v) {
+  const int odd = offset % 2;
+  Paired *p = (Paired *)to + (row - odd) * g.head_dim;
+  for (int d = 0; d < g.head_dim; d += 16) {
+#if VECTOR_BYTES == 64
+    const __m512i bits = (__m512i)as_ints(round_bf16(load(v + d)));
+    _mm512_mask_storeu_epi16(p + 2 * d, odd ? 0xaaaaaaaa : 0x55555555, odd ? bits : _mm512_srli_epi32(bits, 16));
+#else
+    Paired rounded[16];
+    store_rounded(rounded, load(v + d));
+    for (int i = 0; i < 16; i++) p[2 * (d + i) + odd] = rounded[i];
+#endif
+  }
+}
+
+// The key or value of one token and head into its slot.
+static inline void store_head(const Geometry &g, const Cache &to, bool value, int block, int head, int offset, const float *x) {
+  const int D = g.head_dim;
+  const size_t row = g.row(block, head, offset);
+  if (g.kind == INT8) {
+    int8_t bytes[MOST_HEAD_DIM];
+    (value ? to.v_scale : to.k_scale)[row] = quantize_head(x, bytes, D);
+    value ? put_value(g, to.v, row, bytes) : put_key(g, to.k, row, offset, bytes);
+  } else if (g.kind == FLOAT32) {
+    value ? put_value(g, to.v, row, x) : put_key(g, to.k, row, offset, x);
+  } else if (value && g.grouped()) {
+    put_paired_value(g, to.v, row, offset, x);
+  } else {
+    Paired rounded[MOST_HEAD_DIM];
+    for (int d = 0; d < D; d += 16) store_rounded(rounded + d, load(x + d));
+    value ? put_value(g, to.v, row, rounded) : put_key(g, to.k, row, offset, rounded);
+  }
+}
+
+// --- queries ------------------------------------------------------------------------------------------------------------------
+
+static INLINE size_t query_bytes(const Geometry &g) { return g.kind == BFLOAT16 ? sizeof(Factor) : sizeof(float); }
+static INLINE size_t query_at(const Geometry &g, int rows, int row, int head) {  // elements before it
+  return (((size_t)(head / g.group()) * rows + row) * g.group() + head % g.group()) * g.head_dim;
+}
+static inline void store_query(const Geometry &g, void *queries, size_t at, const float *x) {
+  if (g.kind != BFLOAT16) return (void)memcpy((float *)queries + at, x, sizeof(float) * g.head_dim);
+  for (int d = 0; d < g.head_dim; d += 16) store_factors((Factor *)queries + at + d, load(x + d));
+}
+
+// --- reading ------------------------------------------------------------------------------------------------------------------
+
+template <class E>
+struct Keys {  // up to CHUNK keys of one head: addresses of groups of 16
+  const E *k[GROUPS], *v[GROUPS];
+  const E *ahead[GROUPS];  // keys that are looked at next
+  const float *k_scale[GROUPS], *v_scale[GROUPS];
+  int count;  // keys that exist
+};
+
+template <class E>
+static INLINE const E *as(const void *p) { return (const E *)p; }
+
+// In place, from the cache.
+template <class E>
+static inline void point(Keys<E> &keys, const Geometry &g, const Cache &c, const int32_t *table, int head, int from, int count) {
+  keys.count = count;
+  for (int i = 0; i * 16 < count; i++) {
+    int t = from + 16 * i, block = table[t / g.block_size], offset = t % g.block_size;
+    size_t row = g.row(block, head, offset);
+    keys.k[i] = as<E>(c.k) + row * g.head_dim;
+    keys.v[i] = as<E>(c.v) + row * g.head_dim;
+    keys.ahead[i] = keys.k[i];
+    if (g.kind == INT8) keys.k_scale[i] = c.k_scale + row, keys.v_scale[i] = c.v_scale + row;
+  }
+}
+
+// Brought together in `room` (2 * CHUNK * D elements), where blocks are no multiple of 16. Not for int8.
+template <class E>
+static inline void gather(Keys<E> &keys, E *room, const Geometry &g, const Cache &c, const int32_t *table, int head, int from, int count) {
+  const int D = g.head_dim;
+  constexpr int pair = Products<E>::STEP;
+  E *k = room, *v = room + CHUNK * D;
+  keys.count = count;
+  for (int i = 0; i * 16 < count; i++) keys.k[i] = keys.ahead[i] = k + i * 16 * D, keys.v[i] = v + i * 16 * D;
+  for (int t = 0; t < count; t++) {
+    const size_t row = g.row(table[(from + t) / g.block_size], head, (from + t) % g.block_size);
+    put_in_group(k + t / 16 * 16 * D, t % 16, as<E>(c.k) + row * D, D);
+    for (int d = 0; d < D; d++) v[t / pair * pair * D + t % pair + d * pair] = as<E>(c.v)[row * D + d];
+  }
+}
+
+// Where a chunk of keys is: in the cache, or in `room` where it had to be brought together.
+template <class E>
+static INLINE void find(Keys<E> &keys, float *room, const Geometry &g, const Cache &c, const int32_t *table, int head, int from, int count) {
+  if constexpr (sizeof(E) > 1)
+    if (!g.grouped()) return gather(keys, (E *)room, g, c, table, head, from, count);
+  point(keys, g, c, table, head, from, count);
+}
