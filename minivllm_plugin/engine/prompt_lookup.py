@@ -23,7 +23,8 @@ MOST_ROWS = 8  # of a step with guesses: the tile of the CPU kernels; a step of 
 LENGTHS = (3, 1)  # of the runs of tokens that are looked up, longest first; a single token finds less likely guesses
 FORGETTING = 0.9  # weight of the past in the share of guesses that came true
 TOO_SELDOM = 0.12  # below this share a guess costs more than it brings
-REST = 32  # tokens without a guess after that
+REST = 32  # tokens without a guess after that; twice as many after every rest that no right guess has followed
+LONGEST_REST = 512  # what is guessed between such rests is then some 1 % of all rows
 KEY = "prompt_lookup"
 
 
@@ -44,6 +45,7 @@ class _History:
     most: int = 0
     share_true: float = 0.5
     resting: int = 0
+    next_rest: int = REST
 
 
 class PromptLookup:
@@ -84,8 +86,11 @@ class PromptLookup:
         else:
             history.most = max(1, num_accepted + 1 if num_accepted else history.most // 2)
         history.share_true = FORGETTING * history.share_true + (1 - FORGETTING) * (num_accepted > 0)
+        if num_accepted:
+            history.next_rest = REST
         if history.share_true < TOO_SELDOM:
-            history.share_true, history.resting = 2 * TOO_SELDOM, REST
+            history.share_true, history.resting = 2 * TOO_SELDOM, history.next_rest
+            history.next_rest = min(2 * history.next_rest, LONGEST_REST)
 
     def _propose(self, seq: Sequence, most: int) -> list[int]:
         history = seq.attachments.get(KEY)

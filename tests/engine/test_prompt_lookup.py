@@ -1,5 +1,6 @@
 """Guessed tokens: the same completions with and without them, in fewer steps, and never where they could change something."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -204,16 +205,38 @@ def test_wrong_guesses_become_rare() -> None:
     assert steps <= len(rounds) + 1
 
 
-def test_a_sequence_that_is_never_right_rests() -> None:
-    scheduler = make_scheduler(7, 400)
-    counter = iter(range(10**6))
+def places_of_guesses(num_tokens: int, right_at: int = 1 << 20) -> list[int]:
+    """Tokens of a sequence before each step that computes guesses for it, once for each guess. Every token has been there before,
+    and what follows is never what is guessed; except once, at ``right_at`` tokens or later."""
+    scheduler = make_scheduler(7, 2000)
+    seq = make_sequence(list(range(50)), max_tokens=num_tokens)
+    scheduler.add_sequence(seq)
+    places: list[int] = []
+    while not scheduler.is_finished():
+        batch, _ = scheduler.schedule()
+        answer: int | list[int] = (seq.last_token + 1) % 50
+        if drafts := seq.draft_token_ids:
+            places += [seq.num_tokens] * len(drafts)
+            answer = [(drafts[0] + 1) % 50]
+            if right_at <= seq.num_tokens:
+                answer, right_at = [drafts[0], *answer][: len(drafts) + 1], 1 << 20
+        scheduler.postprocess(batch, [answer])
+    return places
 
-    def never(seq: Sequence) -> int:
-        return (seq.draft_token_ids[0] + 1) % 50 if seq.draft_token_ids else next(counter) % 50
 
-    run(scheduler, make_sequence(list(range(50)), max_tokens=400), choose=never)
-    assert scheduler.speculation is not None
-    assert scheduler.speculation.statistics.drafted_tokens < 400
+def rests_of(places: list[int]) -> list[int]:
+    """Tokens without a guess between one guess and the next; a right one is two tokens before the next."""
+    return [after - before - 1 for before, after in pairwise(places) if after - before > 2]
+
+
+def test_fruitless_rests_become_longer() -> None:
+    places = places_of_guesses(4000)
+    assert rests_of(places)[:6] == [32, 64, 128, 256, 512, 512]
+    assert len(places) < 0.025 * 4000  # rows that are computed for nothing
+
+
+def test_a_right_guess_makes_rests_short_again() -> None:
+    assert rests_of(places_of_guesses(1000, right_at=200)) == [32, 64, 128, 32, 64, 128, 256]
 
 
 def test_an_answer_that_does_not_go_with_the_drafts_is_refused() -> None:
