@@ -11,7 +11,7 @@ from torch import Tensor
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
 from minivllm_plugin.runner.logprobs import describe_rows
 
-__all__ = ["LogitRows"]
+__all__ = ["LogitRows", "right_ones"]
 
 POOLED = "pooled"
 IGNORED = 0  # what a sequence gets that was not computed to its end; the scheduler does not look at it
@@ -92,7 +92,7 @@ class LogitRows:
             while row < len(chosen):
                 index = self.sampled[row]
                 drafts = seqs[index].draft_token_ids
-                answers[index] = _right(drafts, chosen[row:]) if drafts else chosen[row]
+                answers[index] = right_ones(drafts, chosen[row:]) if drafts else chosen[row]
                 row += 1 + len(drafts)
         return answers
 
@@ -142,7 +142,7 @@ class LogitRows:
         return failed
 
 
-def _right(drafts: list[int], chosen: list[int]) -> list[int]:
+def right_ones(drafts: list[int], chosen: list[int]) -> list[int]:
     """``chosen``, a token a row, as far as it equals the drafts that the rows were computed from, and one more."""
     num_right = 0
     while num_right < len(drafts) and chosen[num_right] == drafts[num_right]:

@@ -20,7 +20,7 @@ from minivllm_plugin.extensions import Extensions
 from minivllm_plugin.models.catalog import ModelSource, catalog_entry, resolve
 from minivllm_plugin.serving.tokenizer import Tokenizer
 
-__all__ = ["Loaded", "load"]
+__all__ = ["Loaded", "load", "speculation_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def load(config: EngineConfig, extensions: Extensions | None = None) -> tuple[LL
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,
     )
-    scheduler.speculation = _speculation(config, backend.runner)
+    scheduler.speculation = speculation_of(config, backend.runner)
     window = min(config.max_model_len or model.max_position_embeddings, backend.num_blocks * config.block_size)
     if not config.enable_chunked_prefill:
         window = min(window, config.max_num_batched_tokens)
@@ -134,7 +134,7 @@ def _asynchronous(config: EngineConfig, runner: Runner, device: str) -> bool:
     return can_launch and (device.startswith("cuda") if config.async_scheduling is None else config.async_scheduling)
 
 
-def _speculation(config: EngineConfig, runner: Runner) -> PromptLookup | None:
+def speculation_of(config: EngineConfig, runner: Runner) -> PromptLookup | None:
     """Who guesses tokens, if anybody does.
 
     Raises:

@@ -7,7 +7,7 @@ from minivllm_plugin.engine.admission import Limits
 from minivllm_plugin.engine.llm_engine import LLMEngine
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.serving.llm import LLM
-from minivllm_plugin.serving.loading import Loaded
+from minivllm_plugin.serving.loading import Loaded, speculation_of
 from minivllm_plugin.serving.tokenizer import Tokenizer
 from minivllm_plugin.testing.ledger import LedgerRunner
 
@@ -31,11 +31,13 @@ def scripted_llm(
         num_blocks, block_size: the pool; the context window is what it holds.
         vocab_size: token ids are below it.
         tokenizer: without one, text is refused and outputs have no text.
-        options: further fields of :class:`~minivllm_plugin.config.EngineConfig`.
+        options: further fields of :class:`~minivllm_plugin.config.EngineConfig`. Tokens are guessed where
+            ``num_speculative_tokens`` is one of them.
         runner: :class:`~minivllm_plugin.testing.LogitsRunner` for a plugin's logits processors.
         runner_options: of that class, such as ``choose``, ``gate`` or ``fail_on_call``.
     """
     config = EngineConfig.from_options("scripted", {"num_blocks": num_blocks, "block_size": block_size, **(options or {})})
+    runner_options.setdefault("can_speculate", bool(config.num_speculative_tokens))
     runners: list[LedgerRunner] = []
 
     def loader(config: EngineConfig) -> tuple[LLMEngine, Loaded]:
@@ -50,6 +52,7 @@ def scripted_llm(
             policy=config.scheduling_policy,
         )
         runners.append(runner.for_scheduler(scheduler, vocab_size=vocab_size, **runner_options))
+        scheduler.speculation = speculation_of(config, runners[0])
         limits = Limits(vocab_size, config.max_model_len or num_blocks * block_size)
         return LLMEngine(scheduler, runners[0], limits), Loaded(limits, tokenizer, {}, num_blocks, "none", "none")
 

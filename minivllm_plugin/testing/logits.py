@@ -1,14 +1,15 @@
 """A runner that has logits and no model: for logits processors, under the real sampler, scheduler and cache bookkeeping."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as SequenceABC
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from minivllm_plugin.engine.sequence import Sequence
+from minivllm_plugin.runner.rows import right_ones
 from minivllm_plugin.runner.sampler import sample
-from minivllm_plugin.testing.choosers import HashedTokens
+from minivllm_plugin.testing.choosers import ChooseToken, HashedTokens
 from minivllm_plugin.testing.ledger import LedgerRunner
 
 if TYPE_CHECKING:
@@ -24,11 +25,12 @@ class HashedLogits:
 
     Args:
         vocab_size: how many logits.
+        seed_of: what they depend on; :class:`~minivllm_plugin.testing.RepeatingTokens`, for one, on the last two tokens only.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, seed_of: ChooseToken | None = None) -> None:
         self.vocab_size = vocab_size
-        self._seed_of = HashedTokens(2**31)
+        self._seed_of: ChooseToken = seed_of if seed_of is not None else HashedTokens(2**31)
 
     def __call__(self, seq: Sequence) -> SequenceABC[float]:
         generator = torch.Generator().manual_seed(self._seed_of(seq))
@@ -70,11 +72,25 @@ class LogitsRunner(LedgerRunner):
         rows = [
             index
             for index, seq in enumerate(seqs)
-            if not seq.is_finished and seq.num_computed_tokens + seq.num_scheduled_tokens == seq.num_tokens
+            if not seq.is_finished and seq.num_computed_tokens + seq.num_scheduled_tokens >= seq.num_tokens
         ]
-        if rows:
-            sampled = [seqs[index] for index in rows]
-            logits = torch.tensor([list(self.logits(seq)) for seq in sampled], dtype=torch.float32)
-            for index, token in zip(rows, sample(logits, sampled, self.end_token_ids, self.processors), strict=True):
-                tokens[index] = token
+        sampled = [seqs[index] for index in rows for _ in (*seqs[index].draft_token_ids, None)]
+        if sampled:
+            logits = torch.tensor([row for index in rows for row in self._rows_of(seqs[index])], dtype=torch.float32)
+            chosen = sample(logits, sampled, self.end_token_ids, self.processors)
+            for index in rows:
+                drafts = seqs[index].draft_token_ids
+                tokens[index] = right_ones(drafts, chosen) if drafts else chosen[0]
+                del chosen[: len(drafts) + 1]
         return tokens
+
+    def _rows_of(self, seq: Sequence) -> Iterator[list[float]]:
+        """Logits after its newest token, and after each of its drafts."""
+        length = seq.num_tokens
+        try:
+            yield list(self.logits(seq))
+            for draft in seq.draft_token_ids:
+                seq.append_token(draft)
+                yield list(self.logits(seq))
+        finally:
+            del seq.token_ids[length:]

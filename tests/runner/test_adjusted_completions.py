@@ -14,7 +14,7 @@ from sampling_definitions import ENDS, VOCAB, defined, filters, requests
 from minivllm_plugin import LLM, SamplingParams
 from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.errors import RequestFailedError
-from minivllm_plugin.testing import HashedLogits, LogitsRunner, scripted_llm
+from minivllm_plugin.testing import HashedLogits, LogitsRunner, RepeatingTokens, scripted_llm
 
 
 def completion_by_definition(prompt: list[int], params: SamplingParams) -> list[int]:
@@ -88,6 +88,38 @@ def test_a_seed_gives_the_same_tokens_under_all_parameters(
             return [stream.output.outputs[0].token_ids for stream in streams]
 
     assert run(num_blocks, budget, together=True) == run(100, 64, together=False)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_guesses_change_nothing_in_a_mixed_batch(seed: int) -> None:
+    """Half of these are guessed for, the others never; all of them stand in the same steps."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.6, "seed": seed, "top_k": 5},
+        {"temperature": 0.0, "logprobs": 2, "repetition_penalty": 1.05},
+        {"temperature": 0.4, "seed": seed, "min_tokens": 60, "stop_token_ids": [7]},
+    ]
+    params = [SamplingParams(**{"max_tokens": 100, "ignore_eos": True, **kind}) for kind in kinds]
+    prompts = [[5, 6, 7, seed], [5, 6, 7, 8], [seed + 2], [4, seed]]
+
+    def run(num_speculative_tokens: int) -> tuple[list[Any], int]:
+        llm, _ = scripted_llm(
+            num_blocks=200,
+            vocab_size=VOCAB,
+            runner=LogitsRunner,
+            logits=HashedLogits(VOCAB, RepeatingTokens(2**31)),
+            end_token_ids=ENDS,
+            options={"num_speculative_tokens": num_speculative_tokens},
+        )
+        with llm:
+            streams = [llm.submit(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+            outputs = [stream.result().outputs[0] for stream in streams]
+            return [(one.token_ids, one.finish_reason, one.logprobs) for one in outputs], llm.snapshot().num_accepted_tokens
+
+    expected, _ = run(0)
+    found, num_accepted = run(7)
+    assert found == expected
+    assert num_accepted > 10
 
 
 def wait_for(stream: Any) -> None:
