@@ -96,7 +96,7 @@ class RequestMetrics:
         self.latest: EngineState | None = None
         self.step_tokens = Histogram("Tokens computed in one step.", STEP_TOKENS)
         self.time_to_first_token = Histogram("Seconds from queued to the first token.", FIRST_TOKEN_SECONDS)
-        self.inter_token_latency = Histogram("Seconds between two tokens of one request.", TOKEN_SECONDS)
+        self.inter_token_latency = Histogram("Seconds from one step that gave a request tokens to the next.", TOKEN_SECONDS)
         self.time_per_output_token = Histogram("Seconds a token after the first one, mean of one request.", TOKEN_SECONDS)
         self.e2e_latency = Histogram("Seconds from queued to the end.", REQUEST_SECONDS)
         self.queue_time = Histogram("Seconds from queued to first scheduled.", REQUEST_SECONDS)
@@ -135,7 +135,7 @@ class RequestMetrics:
         self.step_tokens.observe(report.num_batched_tokens)
         self.num_generation_tokens += len(report.request_ids)
         live = self._live
-        for request_id in report.request_ids:
+        for request_id in dict.fromkeys(report.request_ids):  # once where guesses gave it several tokens: as in vLLM, one wait
             request = live.get(request_id)
             if request is None:  # queued before anybody listened
                 continue

@@ -22,7 +22,7 @@ from minivllm_plugin.plugins import Reject, hookimpl
 from minivllm_plugin.plugins.first_party.prometheus import PORT_VARIABLE, PrometheusMetrics
 from minivllm_plugin.plugins.first_party.request_metrics import Histogram, RequestMetrics, token_buckets
 from minivllm_plugin.serving.outputs import RequestOutput
-from minivllm_plugin.testing import ScriptedTokens, scripted_llm
+from minivllm_plugin.testing import RepeatingTokens, ScriptedTokens, scripted_llm
 from minivllm_plugin.views import EngineState, RequestView
 
 Labels = frozenset[tuple[str, str]]
@@ -82,6 +82,16 @@ def test_counts_agree_with_the_outputs(metrics: PrometheusMetrics) -> None:
     assert page.value("request_params_max_tokens_sum") == 18
     assert page.value("request_prompt_tokens_bucket", le="5.0") == 2
     assert page.value("request_prompt_tokens_bucket", le="+Inf") == 3
+
+
+def test_a_step_whose_guesses_came_true_is_one_wait(metrics: PrometheusMetrics) -> None:
+    llm, runner = live(metrics, choose=RepeatingTokens(4), options={"num_speculative_tokens": 7})
+    with llm:
+        run(llm, [[3, 2, 1]], 60)
+        page = Page(metrics.text())
+    assert page.value("generation_tokens_total") == 60
+    assert page.value("spec_decode_num_accepted_tokens_total") == 60 - runner.num_calls > 20
+    assert page.value("inter_token_latency_seconds_count") == runner.num_calls - 1
 
 
 def test_times_agree_with_the_outputs(metrics: PrometheusMetrics) -> None:
