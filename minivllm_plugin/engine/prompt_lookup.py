@@ -17,9 +17,10 @@ from minivllm_plugin.engine.sequence import Sequence
 if TYPE_CHECKING:
     from minivllm_plugin.engine.scheduler import Scheduler
 
-__all__ = ["MOST_ROWS", "PromptLookup", "SpeculationStatistics"]
+__all__ = ["KEY", "MOST_INDEXED", "MOST_ROWS", "PromptLookup", "SpeculationStatistics"]
 
 MOST_ROWS = 8  # of a step with guesses: the tile of the CPU kernels; a step of 8 rows takes some 1.5 times that of one
+MOST_INDEXED = 4096  # tokens of a step, for which it takes a few ms; so a long prompt delays no step
 LENGTHS = (3, 1)  # of the runs of tokens that are looked up, longest first; a single token finds less likely guesses
 FORGETTING = 0.9  # weight of the past in the share of guesses that came true
 TOO_SELDOM = 0.12  # below this share a guess costs more than it brings
@@ -47,6 +48,15 @@ class _History:
     resting: int = 0
     next_rest: int = REST
 
+    def index(self, tokens: list[int], most: int) -> int:
+        """Note where runs of ``tokens`` stand, for at most so many tokens more than before; how many it were."""
+        begin, self.num_indexed = self.num_indexed, min(len(tokens), self.num_indexed + most)
+        for end in range(max(1, begin), self.num_indexed):  # the run before the newest token is not followed yet
+            for length in LENGTHS:
+                if end >= length:
+                    self.places[tuple(tokens[end - length : end])] = end
+        return self.num_indexed - begin
+
 
 class PromptLookup:
     """Makes the guesses of one engine.
@@ -58,6 +68,7 @@ class PromptLookup:
     def __init__(self, num_speculative_tokens: int) -> None:
         self.num_speculative_tokens = num_speculative_tokens
         self.statistics = SpeculationStatistics()
+        self._indexed = 0  # tokens, in this step
 
     def draft(self, scheduler: "Scheduler", batch: list[Sequence]) -> None:
         """Give sequences of a decode batch some guessed tokens, written to ``draft_token_ids`` and ``num_scheduled_tokens``.
@@ -69,6 +80,7 @@ class PromptLookup:
         share = min(MOST_ROWS, scheduler.step_budget) // len(batch) - 1
         if share < 1:
             return
+        self._indexed = 0
         for seq in batch:
             most = min(share, self.num_speculative_tokens, _tokens_left(seq) - 1)
             drafts = self._propose(seq, most) if most > 0 and _may_guess(seq) else []
@@ -100,11 +112,9 @@ class PromptLookup:
         if history.resting:
             history.resting -= 1
             return []
-        for end in range(max(1, history.num_indexed), len(tokens)):  # the run before the newest token is not followed yet
-            for length in LENGTHS:
-                if end >= length:
-                    history.places[tuple(tokens[end - length : end])] = end
-        history.num_indexed = len(tokens)
+        self._indexed += history.index(tokens, MOST_INDEXED - self._indexed)
+        if history.num_indexed < len(tokens):
+            return []
         for length in LENGTHS:
             place = history.places.get(tuple(tokens[-length:]))
             if place is not None:

@@ -7,7 +7,7 @@ import pytest
 
 from minivllm_plugin.engine.admission import Limits
 from minivllm_plugin.engine.llm_engine import LLMEngine
-from minivllm_plugin.engine.prompt_lookup import MOST_ROWS, PromptLookup
+from minivllm_plugin.engine.prompt_lookup import KEY, MOST_INDEXED, MOST_ROWS, PromptLookup
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
 from minivllm_plugin.sampling_parameters import SamplingParams
@@ -237,6 +237,30 @@ def test_fruitless_rests_become_longer() -> None:
 
 def test_a_right_guess_makes_rests_short_again() -> None:
     assert rests_of(places_of_guesses(1000, right_at=200)) == [32, 64, 128, 32, 64, 128, 256]
+
+
+@pytest.mark.parametrize("company", [1, 2])
+def test_a_long_text_is_looked_through_in_several_steps(company: int) -> None:
+    scheduler = make_scheduler(7, 2 * 10_100 // 16, 16)
+    scheduler.max_num_batched_tokens = 10_000
+    sequences = [make_sequence([5, 6, 7] * 3333 + [5], f"r{index}", max_tokens=40) for index in range(company)]
+    for seq in sequences:
+        scheduler.add_sequence(seq)
+    indexed, guessed = [0], []
+    while not scheduler.is_finished():
+        batch, is_prefill = scheduler.schedule()
+        if not is_prefill:
+            indexed.append(sum(seq.attachments[KEY].num_indexed for seq in sequences if not seq.is_finished))
+            guessed.append(sum(len(seq.draft_token_ids) for seq in batch))
+        answers = []
+        for seq in batch:
+            follows = [[5, 6, 7][(seq.num_tokens + ahead) % 3] for ahead in range(8)]
+            answers.append([*seq.draft_token_ids, follows[len(seq.draft_token_ids)]])
+        scheduler.postprocess(batch, answers)
+    assert max(after - before for before, after in pairwise(indexed)) == MOST_INDEXED
+    assert not guessed[0]
+    assert sum(guessed) > 20
+    assert all(seq.completion_token_ids == ([6, 7, 5] * 14)[:40] for seq in sequences)
 
 
 def test_an_answer_that_does_not_go_with_the_drafts_is_refused() -> None:
