@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 from minivllm_plugin import hookspecs
@@ -22,6 +23,7 @@ from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.testing.candidates import Candidate
 from minivllm_plugin.testing.conformance_runs import (
     FIRST_SECRET,
+    NUM_SPECULATIVE_TOKENS,
     VOCABULARY,
     ConformanceError,
     compare,
@@ -41,6 +43,7 @@ __all__ = [
     "check_alone",
     "check_company",
     "check_death",
+    "check_guesses",
     "check_hooks",
     "check_invariants",
     "check_loads",
@@ -92,11 +95,18 @@ def check_company(candidate: Candidate) -> None:
     compare(serve(), serve(candidate, in_company=True))
 
 
+def check_guesses(candidate: Candidate) -> None:
+    """So it does where tokens are guessed: a request then gains several in one step."""
+    expected = serve(num_speculative_tokens=0)
+    for in_company in (False, True):
+        compare(expected, serve(candidate, in_company=in_company, num_speculative_tokens=NUM_SPECULATIVE_TOKENS))
+
+
 def check_invariants(candidate: Candidate) -> None:
-    """Queues and blocks stay whole after every step: small pool, preemptions, aborts, both modes, with and without cache."""
-    for chunked in (True, False):
-        for caching in (True, False):
-            drive_by_hand(candidate, chunked=chunked, caching=caching)
+    """Queues and blocks stay whole after every step: small pool, preemptions, aborts, both modes, with and without cache, and
+    with guesses."""
+    for chunked, caching, guessing in product((True, False), repeat=3):
+        drive_by_hand(candidate, chunked=chunked, caching=caching, guessing=guessing)
 
 
 def check_death(candidate: Candidate) -> None:
@@ -153,6 +163,7 @@ CHECKS: dict[str, Callable[[Candidate], None]] = {
     "implements_only_known_hooks": check_hooks,
     "keeps_tokens_and_raises_nothing": check_alone,
     "keeps_tokens_in_bad_company": check_company,
+    "keeps_tokens_under_guesses": check_guesses,
     "keeps_invariants": check_invariants,
     "stands_the_death_of_an_engine": check_death,
     "leaves_no_thread": check_threads,

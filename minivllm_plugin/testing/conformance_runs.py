@@ -12,6 +12,7 @@ from typing import Any
 from minivllm_plugin.config import EngineConfig
 from minivllm_plugin.engine.admission import Limits
 from minivllm_plugin.engine.llm_engine import LLMEngine
+from minivllm_plugin.engine.prompt_lookup import PromptLookup
 from minivllm_plugin.engine.scheduler import Scheduler
 from minivllm_plugin.engine.sequence import Sequence
 from minivllm_plugin.engine.snapshot import take_snapshot
@@ -21,11 +22,13 @@ from minivllm_plugin.plugins.facade import EngineHandle
 from minivllm_plugin.plugins.manager import EnginePlugins
 from minivllm_plugin.sampling_parameters import SamplingParams
 from minivllm_plugin.testing.candidates import Candidate, neighbours
+from minivllm_plugin.testing.choosers import RepeatingTokens
 from minivllm_plugin.testing.invariants import assert_invariants
 from minivllm_plugin.testing.ledger import LedgerRunner
 
 __all__ = [
     "FIRST_SECRET",
+    "NUM_SPECULATIVE_TOKENS",
     "VOCABULARY",
     "ConformanceError",
     "compare",
@@ -41,6 +44,7 @@ __all__ = [
 VOCABULARY = 100_000
 FIRST_SECRET = 70_001  # prompts are token ids from here on: numbers that nobody prints by chance
 NUM_REQUESTS = 14
+NUM_SPECULATIVE_TOKENS = 7
 Completions = list[list[int] | None]
 
 
@@ -77,18 +81,28 @@ def options_with(candidate: Candidate | None, in_company: bool = False) -> dict[
     return {"plugins": plugins, "policies": policies, "max_num_sequences": 4, "max_num_batched_tokens": 16}
 
 
-def serve(candidate: Candidate | None = None, *, in_company: bool = False) -> Completions:
-    """The completions of all prompts, submitted together to a live engine; None for one that was rejected."""
+def serve(
+    candidate: Candidate | None = None, *, in_company: bool = False, num_speculative_tokens: int | None = None
+) -> Completions:
+    """The completions of all prompts, submitted together to a live engine; None for one that was rejected.
+
+    Args:
+        num_speculative_tokens: the model repeats itself, and so many tokens are guessed in a step. None: every token depends on
+            all before it, which nobody guesses.
+    """
     from minivllm_plugin.testing.live import scripted_llm
 
     logger = logging.getLogger("minivllm_plugin")
     logger.addFilter(_is_no_neighbour)
     try:
-        llm, _ = scripted_llm(num_blocks=24, vocab_size=VOCABULARY, options=options_with(candidate, in_company))
+        options = {**options_with(candidate, in_company), "num_speculative_tokens": num_speculative_tokens}
+        choose = None if num_speculative_tokens is None else _repeating()
+        llm, _ = scripted_llm(num_blocks=24, vocab_size=VOCABULARY, options=options, choose=choose)
+        more = {} if num_speculative_tokens is None else {"max_tokens": 50}
         with llm:
             tenants = [{"tenant": f"tenant-{number % 3}"} for number in range(NUM_REQUESTS)]
             streams = [
-                llm.submit(prompt, params_of(number), metadata=tenants[number], priority=number % 3)
+                llm.submit(prompt, params_of(number).replace(**more), metadata=tenants[number], priority=number % 3)
                 for number, prompt in enumerate(secret_prompts())
             ]
             completions: Completions = []
@@ -118,15 +132,20 @@ def refuse_errors(reports: Any) -> None:
             raise ConformanceError(f"plugin {report.name!r} raised, or answered what is no answer: {'; '.join(errors)}")
 
 
-def drive_by_hand(candidate: Candidate, *, chunked: bool, caching: bool) -> None:
+def drive_by_hand(candidate: Candidate, *, chunked: bool, caching: bool, guessing: bool) -> None:
     """All prompts through a small pool, some of them aborted, with the invariants checked after every call.
+
+    Args:
+        guessing: the model repeats itself, and tokens are guessed.
 
     Raises:
         ConformanceError: the plugin failed, or requests did not end.
         InvariantError: from the checks.
     """
     scheduler = Scheduler(3, 24, 11, 4, 0, enable_chunked_prefill=chunked, enable_prefix_caching=caching)
-    runner = LedgerRunner.for_scheduler(scheduler, vocab_size=VOCABULARY)
+    scheduler.speculation = PromptLookup(NUM_SPECULATIVE_TOKENS) if guessing else None
+    choose = _repeating() if guessing else None
+    runner = LedgerRunner.for_scheduler(scheduler, vocab_size=VOCABULARY, choose=choose, can_speculate=guessing)
     engine = LLMEngine(scheduler, runner, Limits(VOCABULARY, 44))
     plugins, policies = _plugins(candidate, in_company=False)
     attached = EnginePlugins(EngineConfig(plugins=tuple(plugins), policies=tuple(policies)), Extensions.builtin())
@@ -163,6 +182,11 @@ def _drive(engine: LLMEngine, to_abort: list[str]) -> None:
             return
         step()
     raise ConformanceError(f"requests did not end: {scheduler.num_live_sequences} are left after 5000 steps")
+
+
+def _repeating() -> RepeatingTokens:
+    """Of three tokens: it runs into a loop at once."""
+    return RepeatingTokens(3)
 
 
 def _is_no_neighbour(record: logging.LogRecord) -> bool:

@@ -21,7 +21,7 @@ from minivllm_plugin.errors import RequestFailedError
 from minivllm_plugin.extensions import Extensions
 from minivllm_plugin.extensions.logits import LogitsRow
 from minivllm_plugin.hookspecs import hookimpl
-from minivllm_plugin.testing import LogitsRunner, scripted_llm
+from minivllm_plugin.testing import HashedLogits, LogitsRunner, RepeatingTokens, scripted_llm
 
 VOCAB = 40
 
@@ -149,6 +149,28 @@ class Plugin:
     @hookimpl
     def minivllm_register_logits_processors(self, registry: Any) -> None:
         registry.add("witness", self.witness)
+
+
+def test_a_processor_sees_one_token_a_call_beside_requests_that_are_guessed_for() -> None:
+    found, seen = [], []
+    for num_speculative_tokens in (0, 7):
+        plugin = Plugin()
+        llm, _ = scripted_llm(
+            num_blocks=200,
+            runner=LogitsRunner,
+            vocab_size=VOCAB,
+            logits=HashedLogits(VOCAB, RepeatingTokens(2**31)),
+            options={"plugins": [plugin], "num_speculative_tokens": num_speculative_tokens},
+        )
+        with llm:
+            asked = [params(1, "watch" if index < 2 else None, 100) for index in range(4)]
+            streams = [llm.submit([5, 6, 7 + index], one, request_id=f"r{index}") for index, one in enumerate(asked)]
+            found.append([stream.result().outputs[0].token_ids for stream in streams])
+            seen.append(plugin.witness.seen)
+            num_accepted = llm.snapshot().num_accepted_tokens
+    assert found[0] == found[1]
+    assert seen[0] == seen[1] == {f"r{index}": found[0][index][:-1] for index in range(2)}
+    assert num_accepted > 10
 
 
 def test_the_caller_learns_which_plugin_failed_and_neighbours_go_on() -> None:

@@ -65,6 +65,11 @@ BAD = {
         hook("order_waiting", "waiting", "return 'request-0'"),
         "order_waiting: 3 errors",
     ),
+    "takes a step for a token": (
+        "keeps_tokens_under_guesses",
+        hook("step_finished", "report", "assert len(set(report.request_ids)) == len(report.request_ids)"),
+        "step_finished: .* errors",
+    ),
     "raises at the end": (
         "stands_the_death_of_an_engine",
         hook("engine_stopped", "error", "error.args"),
@@ -104,6 +109,13 @@ BAD = {
         "is in 0 block tables",
     ),
 }
+
+
+def test_who_takes_a_step_for_a_token_is_found_by_guesses_alone(write: Write) -> None:
+    candidate = write(BAD["takes a step for a token"][1])
+    CHECKS["keeps_tokens_and_raises_nothing"](candidate)
+    with pytest.raises(ConformanceError, match=r"step_finished: .* errors"):
+        CHECKS["keeps_invariants"](candidate)
 
 
 @pytest.mark.parametrize("check", CHECKS)
