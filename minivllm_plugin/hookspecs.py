@@ -249,7 +249,8 @@ def minivllm_request_finished(request: RequestView, outcome: RequestOutcome) -> 
 
 @hookspec
 def minivllm_engine_error(error: BaseException, plan: StepPlan | None) -> None:
-    """The engine is about to die of ``error``; ``plan`` is the step it was in. The last chance to write something down.
+    """The engine is about to die of ``error``; ``plan`` is the step that failed, with overlapping steps perhaps one that nobody
+    was told of yet. The last chance to write something down.
 
     When: at most once, before every waiter is failed. On error: logged. Cost: none while serving.
     """

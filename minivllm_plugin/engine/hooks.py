@@ -38,6 +38,10 @@ class Observer(Protocol):
 
     def step_started(self, plan: object) -> None: ...
 
+    def launch_failed(self, plan: object) -> None:
+        """The batch of this plan failed as it was launched, in the midst of the step before it."""
+        ...
+
     def step_finished(
         self,
         finished: SequenceABC[Sequence],

@@ -13,7 +13,7 @@ from minivllm_plugin.engine.sequence import FAILED_TOKEN, MAX_TOKEN_ID, Sequence
 if TYPE_CHECKING:
     from minivllm_plugin.engine.scheduler import Scheduler
 
-__all__ = ["Launched", "advance", "check_answers", "settle"]
+__all__ = ["Launched", "advance", "awaited_drafts", "check_answers", "is_scheduled", "settle"]
 
 
 class Launched(NamedTuple):
@@ -33,6 +33,11 @@ class Launched(NamedTuple):
     num_preemptions: int
 
 
+def is_scheduled(seq: Sequence) -> bool:
+    """Whether it still runs and has something to compute: it may have ended, or been put out, since its batch was chosen."""
+    return seq.status is SequenceStatus.RUNNING and seq.num_scheduled_tokens > 0
+
+
 def advance(seqs: SequenceABC[Sequence]) -> list[Launched | None]:
     """The batch is launched: count its tokens as computed, and a token to come for those that are complete.
 
@@ -42,7 +47,7 @@ def advance(seqs: SequenceABC[Sequence]) -> list[Launched | None]:
 
 
 def _advance(seq: Sequence) -> Launched | None:
-    if seq.status is not SequenceStatus.RUNNING or not seq.num_scheduled_tokens:
+    if not is_scheduled(seq):
         return None
     drafts = tuple(seq.draft_token_ids)
     seq.num_computed_tokens += seq.num_scheduled_tokens - len(drafts)
@@ -55,17 +60,23 @@ def _advance(seq: Sequence) -> Launched | None:
     return Launched(seq, seq.num_computed_tokens, is_complete, drafts, seq.num_preemptions)
 
 
-def check_answers(seqs: SequenceABC[Sequence], answers: SequenceABC[int | SequenceABC[int]]) -> None:
-    """Raise ValueError unless there is one answer a sequence of a batch that is about to be settled, of token ids, and drafts
-    among them are the right ones."""
-    if len(seqs) != len(answers):
-        raise ValueError(f"{len(seqs)} sequences but {len(answers)} tokens")
-    for seq, answer in zip(seqs, answers, strict=True):
+def awaited_drafts(seq: Sequence) -> tuple[int, ...] | None:
+    """The guesses of a sequence whose batch is about to be launched; None for one that was taken out meanwhile."""
+    return tuple(seq.draft_token_ids) if is_scheduled(seq) else None
+
+
+def check_answers(drafts: SequenceABC[tuple[int, ...] | None], answers: SequenceABC[int | SequenceABC[int]]) -> None:
+    """Raise ValueError unless there is one answer for each sequence, of token ids, and guesses among them are the right ones.
+
+    Args:
+        drafts: of each sequence; None for one whose answer nobody looks at.
+    """
+    if len(drafts) != len(answers):
+        raise ValueError(f"{len(drafts)} sequences but {len(answers)} tokens")
+    for guessed, answer in zip(drafts, answers, strict=True):
         tokens = (answer,) if isinstance(answer, int) else tuple(answer)
-        drafts = tuple(seq.draft_token_ids)
-        is_awaited = seq.status is SequenceStatus.RUNNING and seq.num_scheduled_tokens > 0
-        if not tokens or (is_awaited and tokens[:-1] != drafts[: len(tokens) - 1]):
-            raise ValueError(f"the runner returned {tokens} for a sequence with drafts {drafts}")
+        if not tokens or (guessed is not None and tokens[:-1] != guessed[: len(tokens) - 1]):
+            raise ValueError(f"the runner returned {tokens} for a sequence with drafts {guessed}")
         for token_id in tokens:
             if not FAILED_TOKEN <= token_id <= MAX_TOKEN_ID:
                 raise ValueError(f"the runner returned {token_id}, which is neither a token id nor FAILED_TOKEN")

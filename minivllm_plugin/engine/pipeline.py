@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from minivllm_plugin.engine.hooks import Observer, StepTimes
-from minivllm_plugin.engine.intake import Launched
+from minivllm_plugin.engine.intake import Launched, is_scheduled
 from minivllm_plugin.engine.progress import NOTHING, StepOutput, known_lengths, progress_of, stalled
 from minivllm_plugin.engine.runner import AsyncRunner, PendingAnswers
 from minivllm_plugin.engine.scheduler import Scheduler
@@ -64,7 +64,7 @@ class Pipeline:
         if self._runner.can_launch(flight.batch):  # else the next batch could not begin before this one's tokens are known
             self._next = self._schedule(observer)
             if self._next is not None and self._runner.can_launch(self._next.batch):
-                self._launch(self._next)
+                self._launch_ahead(self._next, observer)
         return self._settle(flight, observer)
 
     def _schedule(self, observer: Observer | None) -> _Flight | None:
@@ -81,6 +81,14 @@ class Pipeline:
         flight.answers = self._runner.launch(flight.batch, flight.is_prefill)
         flight.launched = self._scheduler.advance(flight.batch)
         flight.run_seconds = self._clock() - began
+
+    def _launch_ahead(self, flight: _Flight, observer: Observer | None) -> None:
+        try:
+            self._launch(flight)
+        except BaseException:
+            if observer is not None:
+                observer.launch_failed(flight.plan)
+            raise
 
     def _settle(self, flight: _Flight, observer: Observer | None) -> StepOutput:
         assert flight.answers is not None
@@ -99,14 +107,10 @@ class Pipeline:
     @staticmethod
     def _without_ended(flight: _Flight, observer: Observer | None) -> _Flight | None:
         """A batch that waited for the tokens of the one before it, less those that ended with them; None if nobody is left."""
-        batch = [seq for seq in flight.batch if _is_scheduled(seq)]
+        batch = [seq for seq in flight.batch if is_scheduled(seq)]
         if len(batch) < len(flight.batch):
             flight.batch = batch
             flight.num_tokens = sum(seq.num_scheduled_tokens for seq in batch)
             if batch and observer is not None:
                 flight.plan = observer.step_planned(batch)
         return flight if batch else None
-
-
-def _is_scheduled(seq: Sequence) -> bool:
-    return not seq.is_finished and seq.num_scheduled_tokens > 0

@@ -17,7 +17,7 @@ from minivllm_plugin.config import SchedulingPolicy, check_integer
 from minivllm_plugin.engine.admission import check_prompt_fits
 from minivllm_plugin.engine.block_manager import BlockManager
 from minivllm_plugin.engine.endings import is_full, may_outgrow
-from minivllm_plugin.engine.intake import Launched, advance, check_answers, settle
+from minivllm_plugin.engine.intake import Launched, advance, awaited_drafts, check_answers, settle
 from minivllm_plugin.engine.integrity import check_queues
 from minivllm_plugin.engine.order import Order
 from minivllm_plugin.engine.prompt_lookup import PromptLookup
@@ -213,7 +213,7 @@ class Scheduler:
         Raises:
             ValueError: another number of tokens than of sequences, or something that is no token id; nothing was changed.
         """
-        check_answers(seqs, token_ids)
+        check_answers([awaited_drafts(seq) for seq in seqs], token_ids)
         settle(self, self.advance(seqs), token_ids)
 
     def advance(self, seqs: SequenceABC[Sequence]) -> list[Launched | None]:
@@ -221,7 +221,12 @@ class Scheduler:
         return advance(seqs)
 
     def settle(self, launched: SequenceABC[Launched | None], token_ids: SequenceABC[int | SequenceABC[int]]) -> None:
-        """As :meth:`postprocess`, of a batch that went through :meth:`advance` when it was launched."""
+        """As :meth:`postprocess`, of a batch that went through :meth:`advance` when it was launched.
+
+        Raises:
+            ValueError: as there; no token was taken in.
+        """
+        check_answers([None if entry is None else entry.drafts for entry in launched], token_ids)
         settle(self, launched, token_ids)
 
     def preempt(self, seq: Sequence) -> None:

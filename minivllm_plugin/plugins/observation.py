@@ -95,6 +95,10 @@ class Observation:
             self._admitted, self._preempted = [], []
             self._tell("minivllm_step_started", plan=plan)
 
+    def launch_failed(self, plan: object) -> None:
+        if isinstance(plan, StepPlan):
+            self._plan = plan
+
     def step_finished(
         self, finished: SequenceABC[Sequence], progress: SequenceABC["RequestProgress"], num_tokens: int, times: StepTimes
     ) -> None:

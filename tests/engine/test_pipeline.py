@@ -4,13 +4,13 @@ import random
 from typing import Any
 
 import pytest
-from launching_ledger import LaunchingLedger
+from launching_ledger import LaunchedBatch, LaunchingLedger
 
 from minivllm_plugin.config import EngineConfig
 from minivllm_plugin.engine.admission import Limits
 from minivllm_plugin.engine.llm_engine import LLMEngine
 from minivllm_plugin.engine.scheduler import Scheduler
-from minivllm_plugin.engine.sequence import FAILED_TOKEN, Sequence
+from minivllm_plugin.engine.sequence import FAILED_TOKEN, MAX_TOKEN_ID, Sequence
 from minivllm_plugin.extensions import Extensions
 from minivllm_plugin.plugins.manager import EnginePlugins
 from minivllm_plugin.sampling_parameters import SamplingParams
@@ -216,3 +216,40 @@ def test_a_runner_that_fails_at_launch_or_later_is_not_hidden() -> None:
     engine.add_prompt([7, 8, 9], SamplingParams(max_tokens=9, ignore_eos=True))
     with pytest.raises(RuntimeError, match="call 3 fails on purpose"):
         finish(engine)
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_the_plan_of_a_launch_that_fails_is_told(call: int) -> None:
+    """The second and the third are launched in the midst of the step before them."""
+    scheduler = Scheduler(4, 64, 32, 4, EOS, enable_chunked_prefill=True)
+    engine = LLMEngine(scheduler, LaunchingLedger.for_scheduler(scheduler, fail_on_call=call), LIMITS, asynchronous=True)
+    recorder = EventRecorder()
+    plugins = EnginePlugins(EngineConfig(plugins=(recorder,)), Extensions.builtin(), judges_speed=False)
+    engine.attach(plugins)
+    engine.add_prompt([7, 8, 9], SamplingParams(max_tokens=9, ignore_eos=True), request_id="a")
+    with pytest.raises(RuntimeError) as failure:
+        finish(engine)
+    plugins.failed(failure.value)
+    [plan] = [arguments["plan"] for hook, arguments in recorder.calls if hook == "engine_error"]
+    assert plan.num_tokens == ((3,) if call == 1 else (1,))
+    assert plan.state.step == call
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("answers", [[-3], [MAX_TOKEN_ID + 1], [], [5, 5], [[]], [[5, 5]]])
+def test_answers_that_are_none_are_refused_in_steps_of_either_kind(
+    answers: Any, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(4, 64, 32, 4, EOS, enable_chunked_prefill=True)
+    runner: Any = LaunchingLedger.for_scheduler(scheduler)
+    engine = LLMEngine(scheduler, runner, LIMITS, asynchronous=asynchronous)
+    owner, name = (LaunchedBatch, "wait") if asynchronous else (LaunchingLedger, "run")
+    usual = getattr(owner, name)
+    calls = iter(range(10))
+    monkeypatch.setattr(owner, name, lambda *given: answers if next(calls) == 2 else usual(*given))
+    seq = engine.add_prompt([7, 8, 9], SamplingParams(max_tokens=9, ignore_eos=True), request_id="a")
+    with pytest.raises(ValueError, match=r"the runner returned|1 sequences but"):
+        finish(engine)
+    assert seq.num_completion_tokens == 2
+    engine.abort("a")
+    scheduler.check_integrity()
