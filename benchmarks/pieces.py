@@ -59,10 +59,12 @@ def _contests(peers: Peers) -> Iterator[Piece]:
     yield _contest("peers-openvino-f16", peers, "openvino", (*small, "--formats", "F16"), 90)
     yield _contest("prefix-openvino", peers, "openvino", (*shared, *quantised), 90)
     yield _contest("prefix-llama-cpp", peers, "llama.cpp", (*shared, *quantised), 130)
-    few, many = ("--n", "1", "8", "--ours-option", WITHOUT_GUESSES), ("--n", "32", "--prefill", "0")
     rounds = ("--rounds", str(min(peers.rounds, ROUNDS_OF_QWEN)))
-    for peer, least, most in (("openvino", 85, 80), ("llama.cpp", 95, 110)):
+    few, many = ("--n", "8"), ("--n", "32", "--prefill", "0")
+    for peer, one, least, most in (("openvino", 120, 60, 80), ("llama.cpp", 75, 65, 110)):
         name = peer.replace(".", "-")
+        lookup = ("--openvino-lookup", "5") if peer == "openvino" else ()
+        yield _contest(f"qwen3-{name}-single", peers, peer, (*QWEN, *both, *single, *lookup, *rounds), one)
         yield _contest(f"qwen3-{name}-few", peers, peer, (*QWEN, *quantised, *few, *rounds), least)
         yield _contest(f"qwen3-{name}-many", peers, peer, (*QWEN, *quantised, *many, *rounds), most)
 
