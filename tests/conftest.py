@@ -12,6 +12,22 @@ import gc
 from pathlib import Path
 
 import pytest
+from workers import available_cores, num_workers, threads_of_a_worker
+
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # read by torch, which nothing has imported yet
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_a_worker(available_cores(), workers)))
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """For ``-n auto``, which scripts/test asks for. With output shown at once (``-s``) there are none: workers' output is not."""
+    return 0 if config.option.capture == "no" else num_workers(config.args, available_cores())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A worker takes a file after the other. Those that take long come first, or the last of them keeps one worker alone."""
+    if hasattr(config, "workerinput"):
+        slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("model")}
+        items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from settled import settled_snapshot
 
 from minivllm_plugin import LLM, SamplingParams
 
@@ -127,9 +128,9 @@ def test_alone(llm: LLM, prompts: list[list[int]], expected: list[list[int]]) ->
 
 
 def test_batched_and_from_a_warm_prefix(llm: LLM, prompts: list[list[int]], expected: list[list[int]]) -> None:
-    before = llm.snapshot().prefix_hit_tokens
+    before = settled_snapshot(llm).prefix_hit_tokens
     assert tokens(llm, prompts) == expected
-    assert llm.snapshot().prefix_hit_tokens > before + 1000
+    assert settled_snapshot(llm).prefix_hit_tokens > before + 1000
 
 
 def test_batched_cold(smollm2_gguf: Path, prompts: list[list[int]], expected: list[list[int]]) -> None:
@@ -150,8 +151,8 @@ def test_preempted_in_a_tiny_pool(smollm2_gguf: Path, prompts: list[list[int]], 
     longest = max(len(prompt) for prompt in prompts) + NEW_TOKENS
     with LLM(str(smollm2_gguf), dtype="float32", num_blocks=-(-longest // 8) + 6, block_size=8) as engine:
         assert tokens(engine, prompts) == expected
-        assert engine.snapshot().num_preemptions > 5
-        assert engine.snapshot().num_free_blocks == engine.num_blocks
+        assert settled_snapshot(engine).num_preemptions > 5
+        assert settled_snapshot(engine).num_free_blocks == engine.num_blocks
 
 
 def test_streamed_from_threads_and_coroutines(llm: LLM, prompts: list[list[int]], expected: list[list[int]]) -> None:

@@ -124,15 +124,15 @@ def test_without_tools_nothing_is_taken_for_a_call(provider: MinivllmProvider, l
 @pytest.mark.parametrize(
     ("choice", "parallel", "names", "several"),
     [
-        ("required", True, {"weather", "shell"}, True),
-        ("required", False, {"weather", "shell"}, False),
-        ("any", True, {"weather", "shell"}, True),
-        ({"type": "function", "function": {"name": "shell"}}, True, {"shell"}, False),
+        ("required", True, ["weather", "shell"], True),
+        ("required", False, ["weather", "shell"], False),
+        ("any", True, ["weather", "shell"], True),
+        ({"type": "function", "function": {"name": "shell"}}, True, ["shell"], False),
     ],
     ids=str,
 )
 def test_a_call_that_must_be_made_is_forced_by_a_grammar(
-    provider: MinivllmProvider, llm: Any, tool_format: str, choice: Any, parallel: bool, names: set[str], several: bool
+    provider: MinivllmProvider, llm: Any, tool_format: str, choice: Any, parallel: bool, names: list[str], several: bool
 ) -> None:
     llm.tool_format = tool_format
     text = {
@@ -146,7 +146,7 @@ def test_a_call_that_must_be_made_is_forced_by_a_grammar(
     assert _calls(answer.choices[0].message) == [("shell", "{}")]  # type: ignore[union-attr]
     sent = llm.submissions[-1]
     grammar = sent.params.structured_outputs.grammar
-    assert {name for name in ("weather", "shell") if name in grammar} == names
+    assert [name for name in ("weather", "shell") if name in grammar] == names
     assert ("{0," in grammar.splitlines()[1]) == several  # the rule ``start``
     assert sent.options["tools"] == TOOLS  # all are described, whichever must be called
 
@@ -216,7 +216,7 @@ def test_the_answer_can_be_sent_back_as_history(provider: MinivllmProvider, llm:
 
 @pytest.mark.parametrize(
     ("choice", "names"),
-    [({"type": "any"}, {"weather", "shell"}), ({"type": "tool", "name": "shell"}, {"shell"}), ({"type": "auto"}, None)],
+    [({"type": "any"}, ["weather", "shell"]), ({"type": "tool", "name": "shell"}, ["shell"]), ({"type": "auto"}, None)],
     ids=str,
 )
 def test_the_tool_choice_of_anthropic_messages(provider: MinivllmProvider, llm: Any, choice: Any, names: Any) -> None:
@@ -225,4 +225,4 @@ def test_the_tool_choice_of_anthropic_messages(provider: MinivllmProvider, llm: 
     call = litellm.anthropic.messages.acreate(model=MODEL, messages=MESSAGES, max_tokens=9, tools=tools, tool_choice=choice)
     asyncio.run(call)
     form = llm.submissions[-1].params.structured_outputs
-    assert (form and {name for name in ("weather", "shell") if name in form.grammar}) == names
+    assert (form and [name for name in ("weather", "shell") if name in form.grammar]) == names

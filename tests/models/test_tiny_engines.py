@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from settled import settled_snapshot
 from tiny_models import SHAPES, load_directory, reference_model
 
 from minivllm_kernels import dispatch
@@ -99,7 +100,7 @@ def test_greedy_tokens_equal_transformers(model: tuple[Path, list[list[int]]], k
         for _ in range(2):  # the second time from a warm prefix
             outputs = llm.generate(make_prompts(), GREEDY, use_tqdm=False)
             assert [output.outputs[0].token_ids for output in outputs] == expected
-        snapshot = llm.snapshot()
+        snapshot = settled_snapshot(llm)
         assert snapshot.num_free_blocks == snapshot.num_blocks == llm.num_blocks
         assert (snapshot.prefix_hit_tokens > 0) == (way != "no cache")
         assert (snapshot.num_preemptions > 0) == (way == "tiny pool")

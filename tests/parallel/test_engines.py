@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from rank_processes import is_gone, rank_processes
+from settled import settled_snapshot
 from tiny_checkpoints import tiny_checkpoint
 from waiting import wait_until
 
@@ -58,7 +59,7 @@ def test_the_same_tokens(engines: dict[str, tuple[LLM, LLM]], family: str, kind:
     one, two = engines[family]
     for _ in range(2 if kind == "greedy" else 1):  # the second time from a warm prefix
         assert token_ids(run(two, kind)) == token_ids(run(one, kind))
-    snapshot = two.snapshot()
+    snapshot = settled_snapshot(two)
     assert snapshot.num_free_blocks == snapshot.num_blocks == two.num_blocks == 40
     assert snapshot.prefix_hit_tokens > 0
 
@@ -101,7 +102,7 @@ def test_leaving_in_the_middle_leaves_nothing(engines: dict[str, tuple[LLM, LLM]
     next(stream)
     stream.close()
     assert token_ids(run(two, "greedy")) == token_ids(run(one, "greedy"))
-    wait_until(lambda: two.snapshot().num_free_blocks == two.num_blocks)
+    wait_until(lambda: settled_snapshot(two).num_free_blocks == two.num_blocks)
 
 
 def test_ranks_are_processes_that_a_terminal_does_not_reach(engines: dict[str, tuple[LLM, LLM]]) -> None:

@@ -313,7 +313,9 @@ def test_what_cannot_be_a_plugin_is_refused_by_the_config(given: object, message
         EngineConfig(plugins=(given,))
 
 
-@pytest.mark.parametrize("given", [7, object(), [], ModuleType("empty"), lambda: None], ids=repr)
+@pytest.mark.parametrize(
+    "given", [7, object(), [], ModuleType("empty"), lambda: None], ids=["7", "object", "list", "module", "lambda"]
+)
 def test_an_object_without_hooks_is_refused(given: object) -> None:
     with pytest.raises(PluginError, match="it implements no hook"):
         load(plugins=[given])

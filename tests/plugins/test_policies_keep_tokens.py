@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from policy_bench import Bench
+from settled import settled_snapshot
 
 from minivllm_plugin import LLM, SamplingParams
 from minivllm_plugin.engine.scheduler import Scheduler
@@ -126,7 +127,7 @@ def test_through_the_service(policies: list[str]) -> None:
             ]
             found = [stream.result().outputs[0].token_ids for stream in streams]
             assert [list(tokens) for tokens in found] == [HashedTokens(1000).continue_prompt(prompt, 12) for prompt in prompts]
-        snapshot = llm.snapshot()
+        snapshot = settled_snapshot(llm)
     assert snapshot is not None
     assert snapshot.num_preemptions > 0
     assert snapshot.prefix_hit_tokens > 0
@@ -143,7 +144,7 @@ def _tokens_of_the_real_model(path: Path, policies: list[str]) -> list[list[int]
             for number, text in enumerate(texts * 2)
         ]
         found = [list(stream.result().outputs[0].token_ids) for stream in streams]
-        snapshot = llm.snapshot()
+        snapshot = settled_snapshot(llm)
     assert snapshot is not None
     assert snapshot.num_preemptions > 0
     return found

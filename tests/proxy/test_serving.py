@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from waiting import wait_until
 
 SCRIPTED = Path(__file__).with_name("scripted_server.py")
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
@@ -118,6 +119,7 @@ def test_it_ends_at_a_signal_with_requests_in_progress(start: Callable[..., Any]
 
 def test_beyond_loopback_a_key_is_made_and_told_once(start: Callable[..., Any]) -> None:
     served = start(SCRIPTED, "scripted", "--host", "0.0.0.0", "--port", "0")
+    wait_until(lambda: any("master key" in line for line in served.lines))
     (line,) = [line for line in served.lines if "master key" in line]
     key = line.split()[-1]
     assert key.startswith("sk-")

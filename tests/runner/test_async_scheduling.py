@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cpu_models import build_module, model_config, write_checkpoint
+from settled import settled_snapshot
 
 from minivllm_plugin import LLM, SamplingParams
 from minivllm_plugin.errors import ConfigError
@@ -48,7 +49,8 @@ def run(directory: Path, asynchronous: bool, options: dict[str, Any]) -> list[li
         together = [outcome(output) for output in llm.generate(prompts, params, use_tqdm=False)]
         again = [outcome(llm.generate([prompt], one, use_tqdm=False)[0]) for prompt, one in REQUESTS[:3]]
         assert again == together[:3]
-        assert llm.snapshot().num_free_blocks == llm.snapshot().num_blocks
+        snapshot = settled_snapshot(llm)
+        assert snapshot.num_free_blocks == snapshot.num_blocks
     return together
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from cpu_models import build_module, model_config, need_cpu_kernels, use_private_cache, write_checkpoint
+from settled import settled_snapshot
 
 from minivllm_plugin import LLM, SamplingParams
 
@@ -73,9 +74,9 @@ def test_in_company_then_from_a_warm_prefix(case: Any, prompts: list[list[int]],
     directory, settings, expected = case
     with LLM(str(directory), num_blocks=512, **settings) as llm:
         assert tokens(llm, prompts[:count]) == expected[:count]
-        before = llm.snapshot().prefix_hit_tokens
+        before = settled_snapshot(llm).prefix_hit_tokens
         assert tokens(llm, prompts[:count]) == expected[:count]
-        hits = llm.snapshot().prefix_hit_tokens - before
+        hits = settled_snapshot(llm).prefix_hit_tokens - before
         assert hits >= sum((len(prompt) - 1) // 16 * 16 for prompt in prompts[:count])
 
 
@@ -92,8 +93,8 @@ def test_preempted_in_a_tiny_pool(case: Any, prompts: list[list[int]], caching: 
     directory, settings, expected = case
     with LLM(str(directory), num_blocks=17, enable_prefix_caching=caching, **settings) as llm:
         assert tokens(llm, prompts) == expected
-        assert llm.snapshot().num_preemptions > 3
-        assert llm.snapshot().num_free_blocks == llm.num_blocks
+        assert settled_snapshot(llm).num_preemptions > 3
+        assert settled_snapshot(llm).num_free_blocks == llm.num_blocks
 
 
 @pytest.mark.parametrize(("block_size", "threads"), [(16, 1), (32, 3), (48, 2), (8, 2)])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cpu_models import need_cpu_kernels
+from settled import settled_snapshot
 
 from minivllm_plugin import LLM, SamplingParams
 
@@ -66,7 +67,7 @@ def test_in_company_then_from_a_warm_prefix(
     with engine(smollm2_gguf) as llm:
         assert tokens(llm, prompts[:count]) == alone[:count]
         assert tokens(llm, prompts[:count]) == alone[:count]
-        assert llm.snapshot().prefix_hit_tokens > 16 * count
+        assert settled_snapshot(llm).prefix_hit_tokens > 16 * count
 
 
 def test_chunked_and_preempted(smollm2_gguf: Path, prompts: list[list[int]], alone: list[list[int]]) -> None:
@@ -74,7 +75,7 @@ def test_chunked_and_preempted(smollm2_gguf: Path, prompts: list[list[int]], alo
     options = {"max_num_batched_tokens": 40, "max_model_len": longest, "num_blocks": -(-longest // 16) + 8}
     with engine(smollm2_gguf, **options) as llm:
         assert tokens(llm, prompts) == alone
-        assert llm.snapshot().num_preemptions > 0
+        assert settled_snapshot(llm).num_preemptions > 0
 
 
 def test_an_int8_cache_too(smollm2_gguf: Path, prompts: list[list[int]]) -> None:

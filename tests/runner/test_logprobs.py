@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from settled import settled_snapshot
 from tiny_checkpoints import tiny_checkpoint
 
 from minivllm_plugin import LLM, SamplingParams
@@ -176,7 +177,7 @@ def test_prompts_are_scored_as_transformers_does(
                 check(entry, expected[place], prompt[place + 1], 3)
             for place, entry in enumerate(completion.logprobs or (), len(prompt) - 1):
                 check(entry, expected[place], (prompt + completion.token_ids)[place + 1], 2)
-        assert "num_blocks" not in options or llm.snapshot().num_preemptions > 0
+        assert "num_blocks" not in options or settled_snapshot(llm).num_preemptions > 0
 
 
 def check(entry: Any, expected: torch.Tensor, token: int, count: int) -> None:

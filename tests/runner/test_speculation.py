@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cpu_models import build_module, model_config, need_cpu_kernels, use_private_cache, write_checkpoint
+from settled import settled_snapshot
 
 from minivllm_plugin import LLM, SamplingParams
 from minivllm_plugin.errors import ConfigError
@@ -49,11 +50,11 @@ def completions(llm: LLM, company: int) -> list[list[int]]:
 def test_every_token_is_the_same(kind: str, directory: Path) -> None:
     with LLM(str(directory), num_speculative_tokens=0, **KINDS[kind]) as llm:
         wanted = completions(llm, 4)
-        assert llm.snapshot().num_drafted_tokens == 0
+        assert settled_snapshot(llm).num_drafted_tokens == 0
     with LLM(str(directory), **KINDS[kind]) as llm:
         assert completions(llm, 1) == wanted
         assert completions(llm, 3) == wanted
-        snapshot = llm.snapshot()
+        snapshot = settled_snapshot(llm)
     assert 100 < snapshot.num_accepted_tokens <= snapshot.num_drafted_tokens
 
 
@@ -63,7 +64,7 @@ def test_only_kernels_with_the_same_bits_in_any_company_may_guess(directory: Pat
         LLM(str(directory), num_speculative_tokens=4)
     with LLM(str(directory)) as llm:
         llm.generate(PROMPTS[:1], SamplingParams(max_tokens=30, temperature=0.0), use_tqdm=False)
-        assert llm.snapshot().num_drafted_tokens == 0
+        assert settled_snapshot(llm).num_drafted_tokens == 0
 
 
 @pytest.mark.parametrize("value", [-1, True, "3", 1.5])

@@ -9,6 +9,7 @@ import numpy
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from settled import settled_snapshot
 
 from minivllm_plugin import SamplingParams
 from minivllm_plugin.engine.sequence import Sequence
@@ -105,7 +106,7 @@ def test_company_preemption_and_chunks_change_nothing(
     outputs = llm.generate([*prompts, [3, 3], [4]], [*params, *free], use_tqdm=False)
     assert [output.outputs[0] for output in outputs[:3]] == expected
     if num_blocks == 12 and budget >= 5:
-        assert llm.snapshot().num_preemptions > 0
+        assert settled_snapshot(llm).num_preemptions > 0
 
 
 def test_a_constraint_and_a_mask_that_leave_nothing_fail_their_request_alone(engines: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from settled import settled_snapshot
 from waiting import wait_until
 
 from minivllm_plugin import LLM, SamplingParams
@@ -114,7 +115,7 @@ def test_prefix_hits_and_preemptions(metrics: PrometheusMetrics) -> None:
     with llm:
         outputs = run(llm, [[5] * 8, [6] * 8], 10)  # 9 blocks wanted, 8 there
         run(llm, [[5] * 8], 2)
-        snapshot = llm.snapshot()
+        snapshot = settled_snapshot(llm)
         wait_until(lambda: Page(metrics.text()).value("prefix_cache_queries_total") >= snapshot.prefix_queried_tokens)
         page = Page(metrics.text())
     preemptions = sum(output.metrics.num_preemptions for output in outputs if output.metrics is not None)

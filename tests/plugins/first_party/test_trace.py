@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from settled import settled_snapshot
 
 from minivllm_plugin import LLM, SamplingParams
 from minivllm_plugin.errors import ConfigError, EngineDeadError, RequestAbortedError, RequestRejectedError
@@ -201,7 +202,7 @@ def test_block_events_and_counters_add_up(path: Path) -> None:
     with llm:
         told = run(llm, [[seed % 3, *range(seed, seed + 10)] for seed in range(8)])
         run(llm, [[0, *range(10)]])
-        snapshot = llm.snapshot()
+        snapshot = settled_snapshot(llm)
     trace = Trace(path)
     held: dict[str, int] = defaultdict(int)
     for event in trace.instants:
