@@ -120,6 +120,7 @@ AGAINST_PEERS = (
     PeerGoal("the same without prompt lookup", "n=1", WITHOUT_GUESSES, 2.0),
     PeerGoal("n=8, int8", "n=8", ("int8",), 1.75),
     PeerGoal("n=32, int8", "n=32", ("int8",), 2.0),
+    PeerGoal("the same with keys and values of int8", "n=32", ("int8 kv_cache_dtype=int8",), 2.0),
     PeerGoal("n=32, 16- or 32-bit", "n=32", EXACT, 1.3),
     PeerGoal("512-token prefill, int8", "prefill 512", ("int8",), 1.6),
 )

@@ -14,6 +14,7 @@ __all__ = ["Peers", "Piece", "pieces"]
 HERE = Path(__file__).parent
 ROUNDS_OF_QWEN = 2  # four times the weights, and what is compared differs by more than rounds do
 WITHOUT_GUESSES = "num_speculative_tokens=0"
+BYTES_FOR_KEYS = "kv_cache_dtype=int8"  # OpenVINO keeps keys and values so by itself
 QWEN = ("qwen3-0.6b", "--dummy", "--scenario", "offline")
 
 
@@ -54,19 +55,21 @@ def _contests(peers: Peers) -> Iterator[Piece]:
     single = ("--n", "1", "--prefill", "0", "--ours-option", WITHOUT_GUESSES)
     yield _contest("peers-openvino-single", peers, "openvino", (*small, *both, *single, "--openvino-lookup", "5"), 110)
     yield _contest("peers-llama-cpp-single", peers, "llama.cpp", (*small, *both, *single), 65)
-    yield _contest("peers-openvino-q4", peers, "openvino", (*small, *quantised, "--n", "8", "32"), 70)
+    kept = ("--ours-option", BYTES_FOR_KEYS)
+    yield _contest("peers-openvino-q4", peers, "openvino", (*small, *quantised, "--n", "8", "32", *kept), 90)
     yield _contest("peers-llama-cpp-q4", peers, "llama.cpp", (*small, *quantised, "--n", "8", "32"), 95)
     yield _contest("peers-openvino-f16", peers, "openvino", (*small, "--formats", "F16"), 90)
     yield _contest("prefix-openvino", peers, "openvino", (*shared, *quantised), 90)
     yield _contest("prefix-llama-cpp", peers, "llama.cpp", (*shared, *quantised), 130)
     rounds = ("--rounds", str(min(peers.rounds, ROUNDS_OF_QWEN)))
     few, many = ("--n", "8"), ("--n", "32", "--prefill", "0")
-    for peer, one, least, most in (("openvino", 120, 60, 80), ("llama.cpp", 75, 65, 110)):
+    for peer, one, least, most in (("openvino", 120, 60, 115), ("llama.cpp", 75, 65, 110)):
         name = peer.replace(".", "-")
         lookup = ("--openvino-lookup", "5") if peer == "openvino" else ()
         yield _contest(f"qwen3-{name}-single", peers, peer, (*QWEN, *both, *single, *lookup, *rounds), one)
         yield _contest(f"qwen3-{name}-few", peers, peer, (*QWEN, *quantised, *few, *rounds), least)
-        yield _contest(f"qwen3-{name}-many", peers, peer, (*QWEN, *quantised, *many, *rounds), most)
+        more = kept if peer == "openvino" else ()
+        yield _contest(f"qwen3-{name}-many", peers, peer, (*QWEN, *quantised, *many, *more, *rounds), most)
 
 
 def _contest(name: str, peers: Peers, peer: str, options: Sequence[str], seconds: int) -> Piece:
