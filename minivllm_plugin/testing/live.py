@@ -37,7 +37,8 @@ def scripted_llm(
         runner_options: of that class, such as ``choose``, ``gate`` or ``fail_on_call``.
     """
     config = EngineConfig.from_options("scripted", {"num_blocks": num_blocks, "block_size": block_size, **(options or {})})
-    runner_options.setdefault("can_speculate", bool(config.num_speculative_tokens))
+    if config.num_speculative_tokens:
+        runner_options.setdefault("can_speculate", True)
     runners: list[LedgerRunner] = []
 
     def loader(config: EngineConfig) -> tuple[LLMEngine, Loaded]:
