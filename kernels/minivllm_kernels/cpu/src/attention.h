@@ -1,5 +1,5 @@
-// Causal attention over a paged cache (cache.h), for decoding rows and for prompts, in one arithmetic. Over a bfloat16 cache queries
-// and softmax weights are rounded to bfloat16, sums are floats.
+// Causal attention over a paged cache (cache.h), for decoding rows and for prompts, in one arithmetic. Over a cache of bfloat16 or
+// int8 queries and softmax weights are rounded to bfloat16, sums are floats.
 //
 // Keys are taken in chunks of CHUNK from position 0 on. Inside a chunk: all scores, their maximum, 2^(s - max), the sum, and the
 // weighted sum of V in ascending order; chunks are merged in ascending order. This does not depend on how many queries are
@@ -35,7 +35,7 @@ static INLINE void score_groups(const typename Products<E>::Other *q, int D, con
   }
   for (int m = 0; m < M; m++)
     for (int j = 0; j < N; j++) {
-      if constexpr (sizeof(E) == 1) sum[m][j] *= load(keys.k_scale[first + j]);
+      if constexpr (has_scales<E>) sum[m][j] *= load(keys.k_scale[first + j]);
       store(scores + m * CHUNK + (first + j) * 16, sum[m][j]);
     }
 }
@@ -96,11 +96,12 @@ static void attend(const typename Products<E>::Other *q, int D, const Keys<E> &k
     for (int i = 0; i < groups; i++) {
       f32x16 e = exp2v(load(s + 16 * i) - base, P::STEP == 2 ? -56.f : -126.f);
       sum += e;
-      if constexpr (sizeof(E) == 1) {
+      if constexpr (has_scales<E>) {
         f32x16 scaled = e * load(keys.v_scale[i]);
         e = select(e > splat(0.f), scaled, e);  // the scale of a slot that was never written may be anything
       }
-      if constexpr (P::STEP == 2) store_plain_factors(weights + m * CHUNK + 16 * i, e);
+      if constexpr (has_scales<E>) store_factors(weights + m * CHUNK + 16 * i, e);
+      else if constexpr (P::STEP == 2) store_plain_factors(weights + m * CHUNK + 16 * i, e);
       else store(weights + m * CHUNK + 16 * i, e);
     }
     total[m] = sum_lanes(sum);
@@ -208,10 +209,9 @@ static void prompt_tile(const Geometry &g, const Cache &c, const int32_t *table,
   Running *state = (Running *)(part + STRIP * D);
   memset(sums, 0, sizeof(float) * rows * D);
   for (int r = 0; r < rows; r++) state[r] = {-INFINITY, 0};
-  for (int from = 0; from < end; from += CHUNK) {
-    const int count = std::min(CHUNK, end - from);
-    Keys<E> keys;
-    find(keys, room, g, c, table, head, from, count);
+  auto attend_to = [&](auto &keys, int from) {
+    typedef std::remove_cvref_t<decltype(*keys.k[0])> Element;
+    const int count = keys.count;
     for (int r = 0; r < rows; r += STRIP) {
       int strip = std::min(STRIP, rows - r), visible[STRIP], most = 0;
       float peak[STRIP], total[STRIP];
@@ -221,9 +221,22 @@ static void prompt_tile(const Geometry &g, const Cache &c, const int32_t *table,
       }
       if (!most) continue;
       keys.count = most;  // keys that no row of the strip can see need not be looked at
-      attend_rows<E>(strip, q + r * D, D, keys, visible, part, peak, total);
+      attend_rows<Element>(strip, q + r * D, D, keys, visible, part, peak, total);
       merge(strip, state + r, sums + r * D, part, D, peak, total, D);
     }
+  };
+  for (int from = 0; from < end; from += CHUNK) {
+    Keys<E> keys;
+    find(keys, room, g, c, table, head, from, std::min(CHUNK, end - from));
+#if defined(DOT_TAKES_PAIRS)
+    if constexpr (std::is_same_v<E, Byte>) {
+      Keys<Widened> wide;
+      widen(wide, room, keys, D);
+      attend_to(wide, from);
+      continue;
+    }
+#endif
+    attend_to(keys, from);
   }
   for (int r = 0; r < rows; r++) divide(state[r], sums + r * D, D);
   for (int i = first; i < last; i++) put(i, sums + (i - first) * G * D);

@@ -2,7 +2,7 @@
 //
 // Per block and KV head, other layers' blocks between two of its own: K transposed in groups of 16 tokens, [block][head][size/16][D][16],
 // so that one load brings one coordinate of 16 keys; V [block][head][size][D]. Elements float, bf16, or int8 with one float scale per
-// token and head, [block][head][size]. Of bf16, what is summed lies in pairs: K [block][head][size/16][D/2][16][2], V
+// token and head, [block][head][size]. Of bf16 and int8, what is summed lies in pairs: K [block][head][size/16][D/2][16][2], V
 // [block][head][size/2][D][2]; queries are rounded to bf16. Block sizes that 16 does not divide: [block][head][size][D], brought into
 // these layouts before use. Queries of a step: [KV head][row][query head of the group][D].
 #pragma once
@@ -54,21 +54,32 @@ template <class E>
 static INLINE void put_value(const Geometry &g, void *to, size_t row, const E *v) {
   memcpy((void *)((E *)to + row * g.head_dim), v, sizeof(E) * g.head_dim);
 }
-// Of bfloat16 a value lies between those of its partner, the token before or after it in the same pair, which another thread
-// may be storing: only its own bytes are written.
-static INLINE void put_paired_value(const Geometry &g, void *to, size_t row, int offset, const float *v) {
+// In pairs a value lies between those of its partner, the token before or after it, which another thread may be storing: only its
+// own bytes are written.
+template <class E>
+static INLINE void put_paired_value(const Geometry &g, void *to, size_t row, int offset, const E *v) {
   const int odd = offset % 2;
-  Paired *p = (Paired *)to + (row - odd) * g.head_dim;
+  E *p = (E *)to + (row - odd) * g.head_dim;
   for (int d = 0; d < g.head_dim; d += 16) {
 #if VECTOR_BYTES == 64
-    const __m512i bits = (__m512i)as_ints(round_bf16(load(v + d)));
-    _mm512_mask_storeu_epi16(p + 2 * d, odd ? 0xaaaaaaaa : 0x55555555, odd ? bits : _mm512_srli_epi32(bits, 16));
+    if constexpr (sizeof(E) == 1) {
+      const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(v + d)));
+      _mm256_mask_storeu_epi8(p + 2 * d, odd ? 0xaaaaaaaa : 0x55555555, odd ? _mm256_slli_epi16(words, 8) : words);
+    } else {
+      const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(v + d)));
+      _mm512_mask_storeu_epi16(p + 2 * d, odd ? 0xaaaaaaaa : 0x55555555, odd ? _mm512_slli_epi32(wide, 16) : wide);
+    }
 #else
-    Paired rounded[16];
-    store_rounded(rounded, load(v + d));
-    for (int i = 0; i < 16; i++) p[2 * (d + i) + odd] = rounded[i];
+    for (int i = 0; i < 16; i++) p[2 * (d + i) + odd] = v[d + i];
 #endif
   }
+}
+
+template <class E>
+static INLINE void put_pairs(const Geometry &g, const Cache &to, bool value, size_t row, int offset, const E *x) {
+  if (!value) put_key(g, to.k, row, offset, x);
+  else if (g.grouped()) put_paired_value(g, to.v, row, offset, x);
+  else put_value(g, to.v, row, x);
 }
 
 // The key or value of one token and head into its slot.
@@ -76,28 +87,26 @@ static inline void store_head(const Geometry &g, const Cache &to, bool value, in
   const int D = g.head_dim;
   const size_t row = g.row(block, head, offset);
   if (g.kind == INT8) {
-    int8_t bytes[MOST_HEAD_DIM];
-    (value ? to.v_scale : to.k_scale)[row] = quantize_head(x, bytes, D);
-    value ? put_value(g, to.v, row, bytes) : put_key(g, to.k, row, offset, bytes);
-  } else if (g.kind == FLOAT32) {
-    value ? put_value(g, to.v, row, x) : put_key(g, to.k, row, offset, x);
-  } else if (value && g.grouped()) {
-    put_paired_value(g, to.v, row, offset, x);
-  } else {
+    Byte bytes[MOST_HEAD_DIM];
+    (value ? to.v_scale : to.k_scale)[row] = quantize_head(x, &bytes->value, D);
+    put_pairs(g, to, value, row, offset, bytes);
+  } else if (g.kind == BFLOAT16) {
     Paired rounded[MOST_HEAD_DIM];
     for (int d = 0; d < D; d += 16) store_rounded(rounded + d, load(x + d));
-    value ? put_value(g, to.v, row, rounded) : put_key(g, to.k, row, offset, rounded);
+    put_pairs(g, to, value, row, offset, rounded);
+  } else {
+    value ? put_value(g, to.v, row, x) : put_key(g, to.k, row, offset, x);
   }
 }
 
 // --- queries ------------------------------------------------------------------------------------------------------------------
 
-static INLINE size_t query_bytes(const Geometry &g) { return g.kind == BFLOAT16 ? sizeof(Factor) : sizeof(float); }
+static INLINE size_t query_bytes(const Geometry &g) { return g.kind == FLOAT32 ? sizeof(float) : sizeof(Factor); }
 static INLINE size_t query_at(const Geometry &g, int rows, int row, int head) {  // elements before it
   return (((size_t)(head / g.group()) * rows + row) * g.group() + head % g.group()) * g.head_dim;
 }
 static inline void store_query(const Geometry &g, void *queries, size_t at, const float *x) {
-  if (g.kind != BFLOAT16) return (void)memcpy((float *)queries + at, x, sizeof(float) * g.head_dim);
+  if (g.kind == FLOAT32) return (void)memcpy((float *)queries + at, x, sizeof(float) * g.head_dim);
   for (int d = 0; d < g.head_dim; d += 16) store_factors((Factor *)queries + at + d, load(x + d));
 }
 
@@ -146,7 +155,22 @@ static inline void gather(Keys<E> &keys, E *room, const Geometry &g, const Cache
 // Where a chunk of keys is: in the cache, or in `room` where it had to be brought together.
 template <class E>
 static INLINE void find(Keys<E> &keys, float *room, const Geometry &g, const Cache &c, const int32_t *table, int head, int from, int count) {
-  if constexpr (sizeof(E) > 1)
+  if constexpr (!has_scales<E>)
     if (!g.grouped()) return gather(keys, (E *)room, g, c, table, head, from, count);
   point(keys, g, c, table, head, from, count);
 }
+
+#if defined(DOT_TAKES_PAIRS)
+// Bytes as bfloat16 numbers, in `room` (2 * CHUNK * D of them), for many queries.
+static inline void widen(Keys<Widened> &wide, float *room, const Keys<Byte> &keys, int D) {
+  wide.count = keys.count;
+  for (int i = 0; i * 16 < keys.count; i++) {
+    Widened *k = (Widened *)room + i * 16 * D, *v = k + CHUNK * D;
+    for (int at = 0; at < 16 * D; at += 32) {
+      _mm512_storeu_si512(k + at, Products<Byte>::many(keys.k[i] + at));
+      _mm512_storeu_si512(v + at, Products<Byte>::many(keys.v[i] + at));
+    }
+    wide.k[i] = wide.ahead[i] = k, wide.v[i] = v, wide.k_scale[i] = keys.k_scale[i], wide.v_scale[i] = keys.v_scale[i];
+  }
+}
+#endif

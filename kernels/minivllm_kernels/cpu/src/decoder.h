@@ -161,7 +161,7 @@ class Decoder {
     float *room = rooms_[id].data();
     const Query *queries = (const Query *)queries_.data();
     Share mine((int)plan_.tasks.size(), id, threads_);
-    const bool in_place = sizeof(E) == 1 || geometry_.grouped();
+    const bool in_place = has_scales<E> || geometry_.grouped();
     Keys<E> keys[2];  // of this task and, where they lie in the cache, of the next one
     auto find_keys = [&](int i) {
       const Plan::Task &t = plan_.tasks[i];
@@ -230,7 +230,7 @@ class Decoder {
     normalize(b, l.input_norm, l.qkv, id);
     linear(b, inputs_.rows(), l.qkv, qkv_.data(), l.qkv.channels, STORE, stage, QKV, id);
     rotate_and_store(b, l, id);
-    if (m_.cache_kind == INT8) attend_all<int8_t>(b, l, stage + 1, id);
+    if (m_.cache_kind == INT8) attend_all<Byte>(b, l, stage + 1, id);
     else if (m_.cache_kind == BFLOAT16) attend_all<Paired>(b, l, stage + 1, id);
     else attend_all<float>(b, l, stage + 1, id);
     linear(b, inputs_.rows(), l.out, x_.data(), m_.hidden, ADD, stage + 2, OUT, id);

@@ -192,3 +192,29 @@ struct Products<Paired> {
   static INLINE Many first_only(const Many &a) { return {a.even, splat(0.f)}; }
 #endif
 };
+
+// Bytes of a cache, whose scales are applied to sums and weights: small integers, so bfloat16 numbers as they are.
+struct Byte {
+  int8_t value;
+};
+struct Widened : Paired {};  // those of a byte
+
+template <>
+struct Products<Widened> : Products<Paired> {};
+
+template <>
+struct Products<Byte> : Products<Paired> {
+#if defined(DOT_TAKES_PAIRS)
+  static INLINE Many many(const Byte *p) {
+    const __m512 low = (__m512)load((const int8_t *)p), high = (__m512)load((const int8_t *)p + 16);
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+  }
+#else
+  static INLINE Many many(const Byte *p) {
+    const i32x16 both = as_ints(load((const BF16 *)p));  // a pair of bytes in the upper half of each
+    return {to_float(both << 8 >> 24), to_float(both >> 24)};
+  }
+#endif
+};
+template <class E>
+constexpr bool has_scales = std::is_same_v<E, Byte> || std::is_same_v<E, Widened>;
