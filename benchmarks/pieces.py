@@ -12,7 +12,7 @@ from pathlib import Path
 __all__ = ["Peers", "Piece", "pieces"]
 
 HERE = Path(__file__).parent
-ROUNDS_OF_QWEN = 2  # four times the weights, and what is compared differs by more than rounds do
+FEW_ROUNDS = 2  # where one takes long and what is compared differs by more than rounds do
 WITHOUT_GUESSES = "num_speculative_tokens=0"
 BYTES_FOR_KEYS = "kv_cache_dtype=int8"  # OpenVINO keeps keys and values so by itself
 QWEN = ("qwen3-0.6b", "--dummy", "--scenario", "offline")
@@ -53,21 +53,21 @@ def _contests(peers: Peers) -> Iterator[Piece]:
     small, shared = ("smollm2-135m", "--scenario", "offline"), ("smollm2-135m", "--scenario", "prefix")
     quantised, both = ("--formats", "Q4_0"), ("--formats", "Q4_0", "--quantized", "int8", "int4")
     single = ("--n", "1", "--prefill", "0", "--ours-option", WITHOUT_GUESSES)
-    yield _contest("peers-openvino-single", peers, "openvino", (*small, *both, *single, "--openvino-lookup", "5"), 110)
-    yield _contest("peers-llama-cpp-single", peers, "llama.cpp", (*small, *both, *single), 65)
+    yield _contest("peers-openvino-single", peers, "openvino", (*small, *both, *single, "--openvino-lookup", "5"), 80)
+    yield _contest("peers-llama-cpp-single", peers, "llama.cpp", (*small, *both, *single), 40)
     kept = ("--ours-option", BYTES_FOR_KEYS)
-    yield _contest("peers-openvino-q4", peers, "openvino", (*small, *quantised, "--n", "8", "32", *kept), 90)
-    yield _contest("peers-llama-cpp-q4", peers, "llama.cpp", (*small, *quantised, "--n", "8", "32"), 95)
-    yield _contest("peers-openvino-f16", peers, "openvino", (*small, "--formats", "F16"), 90)
-    yield _contest("prefix-openvino", peers, "openvino", (*shared, *quantised), 90)
-    twice = ("--rounds", str(min(peers.rounds, 2)))  # this peer computes what 32 requests share 32 times
-    yield _contest("prefix-llama-cpp", peers, "llama.cpp", (*shared, *quantised, *twice), 230)
-    rounds = ("--rounds", str(min(peers.rounds, ROUNDS_OF_QWEN)))
+    yield _contest("peers-openvino-q4", peers, "openvino", (*small, *quantised, "--n", "8", "32", *kept), 66)
+    yield _contest("peers-llama-cpp-q4", peers, "llama.cpp", (*small, *quantised, "--n", "8", "32"), 60)
+    yield _contest("peers-openvino-f16", peers, "openvino", (*small, "--formats", "F16"), 62)
+    yield _contest("prefix-openvino", peers, "openvino", (*shared, *quantised), 95)
+    rounds = ("--rounds", str(min(peers.rounds, FEW_ROUNDS)))
+    yield _contest("prefix-llama-cpp", peers, "llama.cpp", (*shared, *quantised, *rounds), 225)
+    alone = ("--quantized", "int4", *single)
     few, many = ("--n", "8"), ("--n", "32", "--prefill", "0")
-    for peer, one, least, most in (("openvino", 120, 60, 115), ("llama.cpp", 75, 65, 110)):
+    for peer, one, least, most in (("openvino", 120, 56, 115), ("llama.cpp", 50, 50, 110)):
         name = peer.replace(".", "-")
         lookup = ("--openvino-lookup", "5") if peer == "openvino" else ()
-        yield _contest(f"qwen3-{name}-single", peers, peer, (*QWEN, *both, *single, *lookup, *rounds), one)
+        yield _contest(f"qwen3-{name}-single", peers, peer, (*QWEN, *quantised, *alone, *lookup, *rounds), one)
         yield _contest(f"qwen3-{name}-few", peers, peer, (*QWEN, *quantised, *few, *rounds), least)
         more = kept if peer == "openvino" else ()
         yield _contest(f"qwen3-{name}-many", peers, peer, (*QWEN, *quantised, *many, *more, *rounds), most)
@@ -83,29 +83,29 @@ def _contest(name: str, peers: Peers, peer: str, options: Sequence[str], seconds
 
 
 def _engine() -> Iterator[Piece]:
-    yield _bench("startup", ("--repeat", "5"), 12)
+    yield _bench("startup", ("--repeat", "5"), 10)
     for name, options, seconds in (
-        ("int8", ("--quantization", "int8"), 25),
-        ("int4", ("--quantization", "int4"), 25),
-        ("bfloat16", ("--dtype", "bfloat16"), 30),
-        ("float32", ("--dtype", "float32"), 60),
+        ("int8", ("--quantization", "int8"), 15),
+        ("int4", ("--quantization", "int4"), 20),
+        ("bfloat16", ("--dtype", "bfloat16"), 25),
+        ("float32", ("--dtype", "float32"), 45),
     ):
         yield _bench("throughput", ("--repeat", "5", *options), seconds, f"throughput-{name}")
-    yield _bench("latency", (), 15)
-    yield _bench("prefix", (), 45)
-    yield _bench("step", (), 15)
+    yield _bench("latency", (), 10)
+    yield _bench("prefix", (), 35)
+    yield _bench("step", (), 10)
 
 
 def _kernels() -> Iterator[Piece]:
     """Last the quality, which does not depend on how quiet the machine is."""
-    yield Piece("machine", _script("bench_machine.py"), 15)
-    yield Piece("linear", _script("bench_linear.py", "--kind", "int8", "--rows", "1", "--rows", "32", "--rows", "256"), 20)
+    yield Piece("machine", _script("bench_machine.py"), 5)
+    yield Piece("linear", _script("bench_linear.py", "--kind", "int8", "--rows", "1", "--rows", "32", "--rows", "256"), 12)
     shapes = ("--batch", "1,100", "--batch", "32,200", "--prefill", "512")
     kinds = ("--kind", "int8", "--kind", "int4", "--kind", "bfloat16_dot")
-    yield Piece("decoder", _script("bench_decoder.py", *kinds, *shapes), 25)
-    for name, seconds in (("norms", 12), ("rotary-store", 12), ("silu-and-mul", 12), ("sampling", 30)):
+    yield Piece("decoder", _script("bench_decoder.py", *kinds, *shapes), 15)
+    for name, seconds in (("norms", 12), ("rotary-store", 10), ("silu-and-mul", 12), ("sampling", 28)):
         yield Piece(name, _script(f"bench_{name.replace('-', '_')}.py"), seconds)
-    yield Piece("perplexity", _script("perplexity.py", "--group", "64", "--group", "32"), 120)
+    yield Piece("perplexity", _script("perplexity.py", "--group", "64", "--group", "32"), 105)
 
 
 def _bench(name: str, options: Sequence[str], seconds: int, report: str | None = None) -> Piece:

@@ -99,10 +99,12 @@ static void attend(const typename Products<E>::Other *q, int D, const Keys<E> &k
       if constexpr (has_scales<E>) {
         f32x16 scaled = e * load(keys.v_scale[i]);
         e = select(e > splat(0.f), scaled, e);  // the scale of a slot that was never written may be anything
+        store_factors(weights + m * CHUNK + 16 * i, e);
+      } else if constexpr (P::STEP == 2) {
+        store_plain_factors(weights + m * CHUNK + 16 * i, e);
+      } else {
+        store(weights + m * CHUNK + 16 * i, e);
       }
-      if constexpr (has_scales<E>) store_factors(weights + m * CHUNK + 16 * i, e);
-      else if constexpr (P::STEP == 2) store_plain_factors(weights + m * CHUNK + 16 * i, e);
-      else store(weights + m * CHUNK + 16 * i, e);
     }
     total[m] = sum_lanes(sum);
   }
@@ -151,13 +153,6 @@ static INLINE void divide(const Running &state, float *sum, int D) {
 }
 
 // --- a decoding row: one task per (row, KV head, chunk) ---------------------------------------------------------------------
-
-// The keys of one task. `room`: 2 * CHUNK * D elements.
-template <class E>
-static void decode_keys(Keys<E> &keys, const Geometry &g, const Cache &c, const int32_t *table, int head, int length, int chunk, float *room) {
-  const int from = chunk * CHUNK;
-  find(keys, room, g, c, table, head, from, std::min(CHUNK, length - from));
-}
 
 // part: [group][D + 2], the last two being peak and total. `q`: [group][D]. `room`: STRIP * D floats.
 template <class E>

@@ -29,10 +29,7 @@ struct Geometry {
 static inline float quantize_head(const float *x, int8_t *bytes, int size) {
   i32x16 top = {};
   for (int d = 0; d < size; d += 16) top = vmax(abs_bits(load(x + d)), top);
-  const int32_t bits = max_lanes(top);  // compared as integers, a NaN is the largest
-  float peak;
-  memcpy(&peak, &bits, 4);
-  const float inverse = inverse_scale(peak);
+  const float peak = peak_lanes(top), inverse = inverse_scale(peak);
   if (!(inverse > 0.f)) memset(bytes, 0, size);
   else for (int d = 0; d < size; d += 16) store_bytes(bytes + d, round_to_int(load(x + d) * splat(inverse)));
   return peak * (1.f / 127.f);
@@ -49,10 +46,6 @@ static INLINE void put_key(const Geometry &g, void *to, size_t row, int offset, 
   E *p = (E *)to;
   if (g.grouped()) put_in_group(p + (row - offset % 16) * g.head_dim, offset % 16, k, g.head_dim);
   else memcpy((void *)(p + row * g.head_dim), k, sizeof(E) * g.head_dim);
-}
-template <class E>
-static INLINE void put_value(const Geometry &g, void *to, size_t row, const E *v) {
-  memcpy((void *)((E *)to + row * g.head_dim), v, sizeof(E) * g.head_dim);
 }
 // In pairs a value lies between those of its partner, the token before or after it, which another thread may be storing: only its
 // own bytes are written.
@@ -76,10 +69,11 @@ static INLINE void put_paired_value(const Geometry &g, void *to, size_t row, int
 }
 
 template <class E>
-static INLINE void put_pairs(const Geometry &g, const Cache &to, bool value, size_t row, int offset, const E *x) {
-  if (!value) put_key(g, to.k, row, offset, x);
-  else if (g.grouped()) put_paired_value(g, to.v, row, offset, x);
-  else put_value(g, to.v, row, x);
+static INLINE void put_head(const Geometry &g, const Cache &to, bool value, size_t row, int offset, const E *x) {
+  if (!value) return put_key(g, to.k, row, offset, x);
+  if constexpr (Products<E>::STEP == 2)
+    if (g.grouped()) return put_paired_value(g, to.v, row, offset, x);
+  memcpy((void *)((E *)to.v + row * g.head_dim), x, sizeof(E) * g.head_dim);
 }
 
 // The key or value of one token and head into its slot.
@@ -89,13 +83,13 @@ static inline void store_head(const Geometry &g, const Cache &to, bool value, in
   if (g.kind == INT8) {
     Byte bytes[MOST_HEAD_DIM];
     (value ? to.v_scale : to.k_scale)[row] = quantize_head(x, &bytes->value, D);
-    put_pairs(g, to, value, row, offset, bytes);
+    put_head(g, to, value, row, offset, bytes);
   } else if (g.kind == BFLOAT16) {
     Paired rounded[MOST_HEAD_DIM];
     for (int d = 0; d < D; d += 16) store_rounded(rounded + d, load(x + d));
-    put_pairs(g, to, value, row, offset, rounded);
+    put_head(g, to, value, row, offset, rounded);
   } else {
-    value ? put_value(g, to.v, row, x) : put_key(g, to.k, row, offset, x);
+    put_head(g, to, value, row, offset, x);
   }
 }
 

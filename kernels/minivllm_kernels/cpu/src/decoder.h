@@ -87,28 +87,8 @@ class Decoder {
   void took(Piece piece, Clock::time_point now) { spent_[piece] += now - last_, last_ = now; }
 
   void embed(const Batch &b, int id) {
-    const Matrix &w = m_.embedding;
     Share mine(b.tokens, id, threads_);
-    for (int r = mine.begin; r < mine.end; r++) {
-      const int token = b.token_ids[r], lane = token % PANEL;
-      const size_t at = (size_t)(token / PANEL) * PANEL * w.depth;
-      float *x = x_.data() + (size_t)r * m_.hidden;
-      if (w.kind == INT8) {
-        const uint8_t *p = (const uint8_t *)w.data + at + lane * 4;
-        const float scale = w.scale[token];
-        for (int k = 0; k < m_.hidden; k++) x[k] = ((int)p[(k / 4) * 128 + k % 4] - 128) * scale;
-      } else if (w.kind == BFLOAT16 || w.kind == BFLOAT16_DOT) {
-        const BF16 *p = (const BF16 *)w.data + at;
-        for (int k = 0; k < m_.hidden; k++) {
-          const size_t place = w.kind == BFLOAT16 ? (size_t)k * PANEL + lane : (size_t)(k / 2) * 2 * PANEL + 2 * lane + k % 2;
-          uint32_t bits = (uint32_t)p[place].bits << 16;
-          memcpy(x + k, &bits, 4);
-        }
-      } else {
-        const float *p = (const float *)w.data + at + lane;
-        for (int k = 0; k < m_.hidden; k++) x[k] = p[(size_t)k * PANEL];
-      }
-    }
+    for (int r = mine.begin; r < mine.end; r++) unpack_channel(m_.embedding, b.token_ids[r], x_.data() + (size_t)r * m_.hidden, m_.hidden);
     sync(id, EMBED);
   }
 
@@ -123,8 +103,8 @@ class Decoder {
     sync(id, NORMS);
   }
 
-  void linear(const Batch &b, const Rows &x, const Matrix &w, float *y, size_t stride, Epilogue end, int stage, Piece piece, int id) {
-    multiply(x, b.tokens, w, y, stride, end, threads_, id, counters_of(stage));
+  void linear(const Batch &b, const Matrix &w, float *y, size_t stride, Epilogue end, int stage, Piece piece, int id) {
+    multiply(inputs_.rows(), b.tokens, w, y, stride, end, threads_, id, counters_of(stage));
     sync(id, piece);
   }
 
@@ -138,11 +118,8 @@ class Decoder {
       const int alike = kv < 0 ? -kv : kv < m_.kv_heads ? m_.kv_heads - kv : 2 * m_.kv_heads - kv;  // heads from here on
       const int count = std::min({alike, 16, mine.end - i});
       float *x = qkv_.data() + (size_t)row * width + h * D;
-      if (kv < 0) {
-        if (l.q_norm) rms_norm_rows(x, D, count, l.q_norm, D, m_.eps);
-      } else if (kv < m_.kv_heads && l.k_norm) {
-        rms_norm_rows(x, D, count, l.k_norm, D, m_.eps);
-      }
+      const float *norm = kv < 0 ? l.q_norm : kv < m_.kv_heads ? l.k_norm : nullptr;
+      if (norm) rms_norm_rows(x, D, count, norm, D, m_.eps);
       const int block = b.tables[(size_t)plan_.sequence[row] * b.table_width + position / m_.block_size];
       for (int k = 0; k < count; k++, x += D) {
         if (kv < m_.kv_heads) rotate_row(x, m_.cos_sin + (size_t)position * D, D, kv < 0 ? q_scale : 1.f);
@@ -228,16 +205,16 @@ class Decoder {
 
   void layer(const Batch &b, const Layer &l, int stage, int id) {
     normalize(b, l.input_norm, l.qkv, id);
-    linear(b, inputs_.rows(), l.qkv, qkv_.data(), l.qkv.channels, STORE, stage, QKV, id);
+    linear(b, l.qkv, qkv_.data(), l.qkv.channels, STORE, stage, QKV, id);
     rotate_and_store(b, l, id);
     if (m_.cache_kind == INT8) attend_all<Byte>(b, l, stage + 1, id);
     else if (m_.cache_kind == BFLOAT16) attend_all<Paired>(b, l, stage + 1, id);
     else attend_all<float>(b, l, stage + 1, id);
-    linear(b, inputs_.rows(), l.out, x_.data(), m_.hidden, ADD, stage + 2, OUT, id);
+    linear(b, l.out, x_.data(), m_.hidden, ADD, stage + 2, OUT, id);
     normalize(b, l.post_norm, l.gate_up, id);
-    linear(b, inputs_.rows(), l.gate_up, activated_.data(), m_.intermediate, SILU_MUL, stage + 3, GATE_UP, id);
+    linear(b, l.gate_up, activated_.data(), m_.intermediate, SILU_MUL, stage + 3, GATE_UP, id);
     round_activated(b, l, id);
-    linear(b, inputs_.rows(), l.down, x_.data(), m_.hidden, ADD, stage + 4, DOWN, id);
+    linear(b, l.down, x_.data(), m_.hidden, ADD, stage + 4, DOWN, id);
   }
 
   void pool_states(const Batch &b, int id) {

@@ -3,7 +3,6 @@
 // A row's result is one chain of fused multiply-adds per channel, in ascending k (int8: exact integers inside a group, groups in
 // ascending order). Tiles of rows only share loads, so a row gets the same bits alone and in any batch.
 #pragma once
-#include <atomic>
 #include "rows.h"
 #include "threads.h"
 
@@ -126,7 +125,7 @@ struct Place {
 template <int M>
 static inline void tile_of_bytes(const Place &p) {
   f32x16 sum[M][2];
-  const int depth = p.w.depth, groups = depth / group_of(p.w.kind);
+  const int depth = p.w.depth, groups = depth / unit_of(p.w.kind);
   const int8_t *q = p.x.q + p.row * depth;
   const float *scale = p.x.scale + p.row * groups;
   const int32_t *fix = p.x.fix + p.row * groups;

@@ -16,9 +16,12 @@ static INLINE float sum_of_squares(const float *x, int size) {
   return sum_lanes(even + odd);
 }
 
+static INLINE void scale_row(const float *x, float scale, const float *weight, int size, float *out) {
+  for (int i = 0; i < size; i += 16) store(out + i, load(x + i) * splat(scale) * load(weight + i));
+}
+
 static INLINE void rms_norm_row(const float *x, const float *weight, int size, float eps, float *out) {
-  const f32x16 scale = splat(1.f / std::sqrt(sum_of_squares(x, size) / (float)size + eps));
-  for (int i = 0; i < size; i += 16) store(out + i, load(x + i) * scale * load(weight + i));
+  scale_row(x, 1.f / std::sqrt(sum_of_squares(x, size) / (float)size + eps), weight, size, out);
 }
 
 // The same of up to 16 short rows in place, `stride` apart: side by side, their roots and quotients take no longer than one's.
@@ -26,11 +29,7 @@ static INLINE void rms_norm_rows(float *x, size_t stride, int rows, const float 
   float sums[16] = {}, scales[16];
   for (int r = 0; r < rows; r++) sums[r] = sum_of_squares(x + r * stride, size);
   store(scales, splat(1.f) / sqrt_of(load(sums) / (float)size + eps));
-  for (int r = 0; r < rows; r++) {
-    float *row = x + r * stride;
-    const f32x16 scale = splat(scales[r]);
-    for (int i = 0; i < size; i += 16) store(row + i, load(row + i) * scale * load(weight + i));
-  }
+  for (int r = 0; r < rows; r++) scale_row(x + r * stride, scales[r], weight, size, x + r * stride);
 }
 
 // In place; cos_sin: D / 2 cosines, then D / 2 sines.

@@ -16,9 +16,8 @@ constexpr int PANEL = 32;
 enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, BFLOAT16_DOT = 4 };
 
 static INLINE bool takes_bytes(int kind) { return kind == INT8 || kind == INT4; }
-static INLINE int group_of(int kind) { return kind == INT4 ? GROUP4 : GROUP; }  // activations that share a scale
-// Activations that are made at once; the depth of a matrix is a multiple of it.
-static INLINE int unit_of(int kind) { return takes_bytes(kind) ? group_of(kind) : kind == BFLOAT16_DOT ? 32 : 16; }
+// Activations that are made at once: bytes that share a scale. The depth of a matrix is a multiple of it.
+static INLINE int unit_of(int kind) { return kind == INT8 ? GROUP : kind == INT4 ? GROUP4 : kind == BFLOAT16_DOT ? 32 : 16; }
 
 struct Matrix {  // mirrored by ctypes in library.py
   const void *data;
@@ -34,6 +33,27 @@ static INLINE size_t bytes_of_unit(int kind) {  // of a panel's weights
   return kind == INT4 ? GROUP4_BYTES : (size_t)unit_of(kind) * PANEL * (kind == INT8 ? 1 : kind == FLOAT32 ? 4 : 2);
 }
 static INLINE size_t panel_bytes(const Matrix &w) { return w.depth / unit_of(w.kind) * bytes_of_unit(w.kind); }
+
+// The `size` first weights of one channel, as floats. Not of int4: decoder.py refuses such an embedding.
+static inline void unpack_channel(const Matrix &w, int channel, float *x, int size) {
+  const int lane = channel % PANEL;
+  const size_t at = (size_t)(channel / PANEL) * PANEL * w.depth;
+  if (w.kind == INT8) {
+    const uint8_t *p = (const uint8_t *)w.data + at + lane * 4;
+    const float scale = w.scale[channel];
+    for (int k = 0; k < size; k++) x[k] = ((int)p[(k / 4) * 128 + k % 4] - 128) * scale;
+  } else if (w.kind == BFLOAT16 || w.kind == BFLOAT16_DOT) {
+    const BF16 *p = (const BF16 *)w.data + at;
+    for (int k = 0; k < size; k++) {
+      const size_t place = w.kind == BFLOAT16 ? (size_t)k * PANEL + lane : (size_t)(k / 2) * 2 * PANEL + 2 * lane + k % 2;
+      uint32_t bits = (uint32_t)p[place].bits << 16;
+      memcpy(x + k, &bits, 4);
+    }
+  } else {
+    const float *p = (const float *)w.data + at + lane;
+    for (int k = 0; k < size; k++) x[k] = p[(size_t)k * PANEL];
+  }
+}
 
 struct Rows {  // activations of a batch, [rows][depth]
   float *x;       // float kinds; of bfloat16_dot Factors
@@ -54,9 +74,7 @@ static INLINE void quantize_group(const float *x, int8_t *q, float *scale, int32
     v[i] = load(x + 16 * i);
     top = vmax(abs_bits(v[i]), top);
   }
-  const int32_t bits = max_lanes(top);
-  float peak;
-  memcpy(&peak, &bits, 4);
+  const float peak = peak_lanes(top);
   if (!(peak <= FLT_MAX)) {  // the row's results are to be NaN
     memset(q, 0, G);
     *scale = NAN, *fix = 0;

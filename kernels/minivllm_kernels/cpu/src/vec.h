@@ -318,6 +318,13 @@ static INLINE int32_t max_lanes(const i32x16 &v) {
 #endif
 }
 
+static INLINE float peak_lanes(const i32x16 &sizes) {  // of abs_bits: NaN if one of them is
+  const int32_t bits = max_lanes(sizes);
+  float peak;
+  memcpy(&peak, &bits, 4);
+  return peak;
+}
+
 // 2^y for y <= 0 or so: relative error about 2e-7, exactly 1 at 0, exactly 0 below -126. The constant term of the polynomial
 // is exactly 1: rescaling by 2^0 must change nothing, or a chunk of keys that a row cannot see would alter the row.
 // Exactly 0 at or below `least` already, if one is given.
